@@ -14,9 +14,16 @@ Row = dict[str, str]
 
 def read_rows(path: Path, what: str, error: type[Exception]) -> list[Row]:
     """Every row under the header; ``error`` that says ``what`` ("the points") cannot be read, and why."""
-    text = read_text(path, what, error)
+    return [row for _, row in numbered_rows(path, what, error)[1]]
+
+
+def numbered_rows(path: str | Path, what: str, error: type[Exception]) -> tuple[list[str], list[tuple[int, Row]]]:
+    """The header, empty for an empty file, and every row under it with the number of its last line; ``error`` as `read_rows`."""
+    # Spreadsheets put a byte order mark first.
+    text = read_text(path, what, error).removeprefix("\ufeff")
     try:
-        return list(csv.DictReader(io.StringIO(text, newline="")))
+        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        return list(reader.fieldnames or ()), [(reader.line_num, row) for row in reader]
     except csv.Error as failure:
         raise error(f"{path}: cannot read {what}: {failure}") from None
 

@@ -14,6 +14,12 @@ class OutputError(ValueError):
 def check_writable(path: str | Path, error: type[Exception] = OutputError) -> Path:
     """The path, if a file can be created or replaced there; ``error`` otherwise.  Nothing is written."""
     target = Path(path)
+    try:
+        target.stat()
+    except FileNotFoundError:
+        pass
+    except OSError as failure:
+        raise error(f"{path}: cannot write: {failure.strerror}") from None
     if target.is_dir():
         raise error(f"{path}: expected a file name, got a folder")
     folder = target.parent
@@ -32,11 +38,17 @@ def write_text_atomically(path: str | Path, text: str, error: type[Exception] = 
 def write_bytes_atomically(path: str | Path, content: bytes, error: type[Exception] = OutputError) -> None:
     """Write through a temporary file in the same folder, forced to disk: a reader sees the old file or the whole new one.
 
-    ``error`` says in one sentence what failed; what was there before then stays, and nothing else is left.
+    ``error`` says in one sentence what failed; what was there before then stays, and nothing else is left.  What is no
+    file (/dev/null, /dev/stdout, a pipe) is written to, not replaced.
     """
     target = check_writable(path, error)
     temporary = ""
     try:
+        if target.exists() and not target.is_file():
+            target.write_bytes(content)
+            return
+        # A link stays, and what it points to is replaced.
+        target = target.resolve()
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         with os.fdopen(handle, "wb") as file:
             file.write(content)

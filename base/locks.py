@@ -1,4 +1,4 @@
-"""Locks on files: held by whoever has the descriptor open, freed by the system however the process ends."""
+"""Locks on files: held by the process that has the descriptor open, freed by the system however the process ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FileLock:
     def release(self) -> None:
         """Let go in this process."""
         if self.removes:
-            # While the lock is held: whoever opened the file before finds, once it has the lock, that the name is gone.
+            # While the lock is held: a process that opened the file before finds, once it has the lock, that the name is gone.
             with contextlib.suppress(OSError):
                 self.path.unlink()
         os.close(self.handle)

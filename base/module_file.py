@@ -12,7 +12,7 @@ def module_of(path: str | Path, name: str = "", registered: bool = False, beside
     """Run ``path`` as module ``name`` (default: the file's own name).
 
     registered: it is entered in `sys.modules`, which dataclasses and the like in it ask; beside: it may import files beside it.
-    ImportError for what is no Python file; what the file raises passes through.
+    ImportError for what is no Python file, or ends the program when it is loaded; what else the file raises passes through.
     """
     file = Path(path)
     spec = importlib.util.spec_from_file_location(name or file.stem, file)
@@ -25,6 +25,8 @@ def module_of(path: str | Path, name: str = "", registered: bool = False, beside
         sys.path.insert(0, str(file.resolve().parent))
     try:
         spec.loader.exec_module(module)
+    except SystemExit as end:
+        raise ImportError(f"{path}: loading it ends the program (exit {end.code})") from None
     finally:
         if beside:
             sys.path.pop(0)

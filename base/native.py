@@ -1,6 +1,6 @@
 """C sources that ship beside Python ones, compiled once by the C compiler at hand and kept; None where there is none.
 
-A file so compiled says nothing that Python does not: it computes the same numbers sooner, and whoever asks for it must do
+A file so compiled says nothing that Python does not: it computes the same numbers sooner, and code that asks for it must do
 without.
 """
 

@@ -1,4 +1,4 @@
-"""How long work tells its caller how far it is, whoever shows it."""
+"""How long work tells its caller how far it is, however that is shown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Progress(Protocol):
 
 
 def silent(_stage: str, _done: float, _total: float, _detail: str = "", /) -> None:
-    """The `Progress` that nobody sees."""
+    """The `Progress` that is not shown."""
 
 
 def reported(steps: Iterable[_Step], stage: str, total: int, progress: Progress) -> Iterator[_Step]:

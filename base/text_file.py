@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import io
 from pathlib import Path
+
+#: No file that people write is larger; a device without an end (/dev/zero) is.
+MOST_BYTES = 256 << 20
 
 
 def read_text(path: str | Path, what: str, error: type[Exception]) -> str:
     """The content of ``path``; ``error`` that says ``what`` ("the plan") cannot be read, and why."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return content(path)
     except OSError as failure:
         raise error(f"{path}: cannot read {what}: {failure.strerror or failure}") from None
     except UnicodeDecodeError:
         raise error(f"{path}: cannot read {what}: expected text in UTF-8") from None
+
+
+def content(path: str | Path) -> str:
+    """The text of a file, of a pipe as well; OSError and UnicodeDecodeError for what is none or more than `MOST_BYTES`."""
+    with Path(path).open("rb") as file:
+        read = file.read(MOST_BYTES + 1)
+    if len(read) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"more than {MOST_BYTES >> 20} MB")
+    return io.TextIOWrapper(io.BytesIO(read), encoding="utf-8").read()

@@ -6,11 +6,13 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from tilecast.base.text_file import content
+
 
 def read_toml(path: Path, what: str, error: type[Exception], where: str = "") -> dict[str, Any]:
     """The content of ``path``; ``error`` that says ``what`` ("the plan") cannot be read, or that ``where`` is no TOML."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(content(path))
     except OSError as failure:
         raise error(f"{path}: cannot read {what}: {failure.strerror or failure}") from None
     except RecursionError:

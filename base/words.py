@@ -1,4 +1,4 @@
-"""Words for people: hints for one that is not known, and lines that fit."""
+"""Words for people: hints for one that is not known, numbers in few digits, and lines that fit."""
 
 from __future__ import annotations
 
@@ -35,3 +35,36 @@ def folded(line: str, width: int, indent: int) -> str:
         if piece.strip() or out[-1].strip() or len(out) == 1:
             out[-1] += piece
     return "\n".join(part.rstrip() for part in out)
+
+
+def fitted(text: str, width: int) -> str:
+    """``text`` in lines of at most ``width`` characters: what goes on stands under the text behind a line's first gap.
+
+    Bars of blocks at the ends of lines give way first, in all lines of a paragraph or in none: cut short, they would lie.
+    """
+    return "\n\n".join(_fitted_paragraph(part.split("\n"), width) for part in text.split("\n\n"))
+
+
+def _fitted_paragraph(lines: list[str], width: int) -> str:
+    if any(len(line) > width and line.endswith("█") for line in lines):
+        lines = [line.rstrip("█ ") for line in lines]
+    return "\n".join(folded(line, width, _hanging(line, width)) for line in lines)
+
+
+def _hanging(line: str, width: int) -> int:
+    """Column at which what does not fit on ``line`` goes on: behind its label where it has one, else two to the right of its start."""
+    label = re.match(r" *\S+(?: \S+)? {2,}(?=\S)", line)
+    if label and label.end() <= width // 3:
+        return label.end()
+    return len(line) - len(line.lstrip()) + 2
+
+
+def significant(value: float) -> str:
+    """Three digits, or the whole number where it has more."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def percent_more(share: float) -> str:
+    """``share`` (0.05: five percent more) with its sign and one decimal; what rounds to nothing has no minus."""
+    text = f"{share:+.1%}"
+    return "+0.0%" if text == "-0.0%" else text

@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+
+from tilecast.codegen.host import Descriptor
 
 #: What a kernel gets before its sizes, strides in units of 8 elements, which keep addresses small.
 OUTPUTS = ("out", "lse", "stride_b", "stride_h", "stride_s")
@@ -15,11 +16,6 @@ OUTPUT_ARGUMENTS = "*(n // 8 for n in out.stride()[:3]), *sizes"
 _WIDTH, _SKIP = 120, "  # fmt: skip"
 
 
-class _Named(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
 class GluonKernel(ABC):
     """Text that follows from the tensor descriptors and the sizes of a kernel."""
 
@@ -27,7 +23,7 @@ class GluonKernel(ABC):
 
     @property
     @abstractmethod
-    def descriptors(self) -> Sequence[_Named]:
+    def descriptors(self) -> Sequence[Descriptor]:
         """All tensor descriptors, in the order of the kernel's arguments."""
 
     @property
@@ -45,9 +41,15 @@ class GluonKernel(ABC):
         """(name, value at launch) of what roles know besides, once they have worked it out."""
         return ()
 
+    @property
     @abstractmethod
+    def in_pieces(self) -> bool:
+        """Whether a head's columns are more than one tile: then all tiles go as tuples."""
+
     def descriptors_of(self, tensor: str) -> str:
-        """The descriptors of q, k or v as the roles take them."""
+        """The descriptors of q, k or v as the roles take them: one, or a tuple."""
+        names = [made.name for made in self.descriptors if made.tensor == tensor]
+        return f"({', '.join(names)}{',' * (len(names) == 1)})" if self.in_pieces else names[0]
 
     @property
     def descriptors_as_arguments(self) -> str:

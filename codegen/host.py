@@ -18,6 +18,18 @@ _BAD_LIMITS = 'raise ValueError(f"window: expected limits of at least -1 (none),
 
 
 @dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A tensor descriptor of a kernel: its name, the tensor it is of, and its box of ``rows`` (a constant of the file) x columns."""
+
+    name: str
+    tensor: str
+    rows: str
+    columns: int
+    #: The dimension that a pair of CTAs divides between them, as a ``cga_layout``; "" where there are no pairs.
+    split: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Host:
     """What `plan` and `launch` of one kernel do."""
 

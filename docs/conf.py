@@ -36,12 +36,16 @@ _LINK = re.compile(r"(?<=\]\()(?P<path>[^)#\s:]+)(?=[)#])")
 
 def _read_page(app: Sphinx, name: str, source: list[str]) -> None:
     """Put the text of `_ELSEWHERE` into its page, and turn links between files into links between pages."""
-    file = _DOCS / f"{name}.md"
+    page = _DOCS / f"{name}.md"
+    parts = [(source[0], page)] if name not in _ELSEWHERE or name == "index" else []
     if name in _ELSEWHERE:
         file = _ROOT / _ELSEWHERE[name]
-        rest = source[0] if name == "index" else ""
-        source[0] = f"{file.read_text(encoding='utf-8')}\n{rest}"
-    source[0] = _LINK.sub(lambda link: _target(link["path"], file.parent, (_DOCS / name).parent), source[0])
+        parts.insert(0, (file.read_text(encoding="utf-8"), file))
+    source[0] = "\n".join(_relinked(text, file, page) for text, file in parts)
+
+
+def _relinked(text: str, file: Path, page: Path) -> str:
+    return _LINK.sub(lambda link: _target(link["path"], file.parent, page.parent), text)
 
 
 def _target(path: str, written_in: Path, page_folder: Path) -> str:

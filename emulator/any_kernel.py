@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tilecast.emulator.errors import RequestError
-from tilecast.emulator.modules import counted, modules
+from tilecast.emulator.modules import modules, replaced
 from tilecast.emulator.session import ANY_RELEASE, RELEASES, Growth, Session
 from tilecast.emulator.source import Source
 from tilecast.model.machine.machine import Machine, load_machine
@@ -56,7 +56,7 @@ def load_any(
         int(chip.get("tmem.columns", 0.0)), ANY_RELEASE, chip.get("tmem.load_reduce", 0.0) > 0,
         tensor_kind=chip.tensor_kind, adds_fences=triton, growth=Growth(1e9 * chip["hbm.capacity_gb"], largest or {}),
     )  # fmt: skip
-    return session, source.load(modules(session), {"range": counted(session)}, name)
+    return session, source.load(modules(session), replaced(session), name)
 
 
 def chip_for(source: Source, machine: str | Machine | None) -> Machine:

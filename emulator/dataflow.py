@@ -199,7 +199,7 @@ class Dataflow(Uses):
             callee = self._functions[name]
             if hides_scores(callee) or (makes_layout(callee) and not self._layouts):
                 return
-            # A field of what it returns comes from one place, whoever calls.
+            # A field of what it returns comes from one place, for all callers.
             helper = len(self._calls.get(name, ())) >= _HELPER_CALLS and not (path and not path[0].isdigit())
             inner = _Frame(callee, node, frame)
             for back in (n for n in ast.walk(callee) if isinstance(n, ast.Return) and n.value is not None):
@@ -312,7 +312,7 @@ class Dataflow(Uses):
         for caller, args, call in calls:
             named = [k.value for k in call.keywords if k.arg == name] if call is not None else []
             for one in named or args[place : place + 1]:
-                # A field of a tuple passes through whole chains of calls untouched, until somebody makes the tuple.  What every
+                # A field of a tuple passes through whole chains of calls untouched, until the place that makes the tuple.  What every
                 # partition is given is less likely to be the cause than what one call passes on.
                 self._push(cost + (0 if path else 1 if call is not None else 4), caller, one, path, call)
 

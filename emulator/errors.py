@@ -26,7 +26,7 @@ class BoundsError(EmulationError):
 
 
 class UninitializedError(EmulationError):
-    """A read of memory that nobody wrote, or of a matrix product that is still running."""
+    """A read of memory that was never written, or of a matrix product that is still running."""
 
 
 class AllocationError(EmulationError):

@@ -67,7 +67,7 @@ def _quotient(x: Any, y: Any) -> Any:
 
 
 def _divisor(b: Any) -> Any:
-    """Without 0, which nobody may divide by; of a range about 0 its positive part."""
+    """Without 0, by which nothing may be divided; of a range about 0 its positive part."""
     low, high = b[:, 0], b[:, 1]
     about, positive = (low <= 0) & (high >= 0), (high > 0) | (low == 0)
     return np.stack(

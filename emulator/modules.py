@@ -12,7 +12,7 @@ from tilecast.emulator.errors import UnsupportedError
 from tilecast.emulator.far import Far
 from tilecast.emulator.hardware.memory import ATOMICS, Shared
 from tilecast.emulator.hardware.tensor_memory import DescribedTmem, Tmem
-from tilecast.emulator.language import launch_control, libdevice, newer, packed, threadwise, wider
+from tilecast.emulator.language import atomics, launch_control, libdevice, newer, packed, threadwise, wider
 from tilecast.emulator.language.arrays import TensorDescriptor
 from tilecast.emulator.language.from_triton import LAYOUTS
 from tilecast.emulator.language.hostside import Config, Jitted, first_config, heuristics
@@ -21,6 +21,7 @@ from tilecast.emulator.language.language import Language
 from tilecast.emulator.language.parting import converting, meeting, reducing
 from tilecast.emulator.language.products import barrier_count
 from tilecast.emulator.session import ANY_RELEASE, Session
+from tilecast.emulator.source import COUNTED
 from tilecast.emulator.values import dtypes, memory_layouts
 from tilecast.emulator.values.layouts import DistributedLinearLayout
 from tilecast.emulator.values.scalars import Int, constexpr
@@ -87,6 +88,23 @@ def counted(session: Session, static: bool = False) -> Any:
         return map(Int, found) if far is None else _followed(session, found, bounds, far)
 
     return numbers
+
+
+def replaced(session: Session) -> dict[str, Any]:
+    """Names of files that kernels come from, in place of Python's."""
+    return {"range": counted(session), COUNTED: bounded(session)}
+
+
+def bounded(session: Session) -> Callable[[Any, Any], Any]:
+    """A number that is less than ``end`` where a kernel's loop goes on, with what it is in larger problems where it is an integer."""
+
+    def number(value: Any, end: Any) -> Any:
+        if session.program is None or session.larger is None or not isinstance(value, Int):
+            return value
+        far = session.larger.counter((end,))
+        return value if far is None else value.near().sampled(far)
+
+    return number
 
 
 def _followed(session: Session, numbers: range, bounds: Any, far: Far) -> Iterator[Int]:
@@ -191,9 +209,9 @@ def _language(session: Session, gl: Language) -> Module:
     moving = {
         **{name: reducing(session, getattr(gl, name)) for name in ("max", "min", "sum", "reduce")},
         "convert_layout": converting(session, gl.convert_layout),
-        **{f"atomic_{name}": meeting(session, gl.atomic(ufunc)) for name, ufunc in ATOMICS.items()},
+        **{f"atomic_{name}": atomics.read_modify_write(session, ufunc) for name, ufunc in ATOMICS.items()},
     }
-    more = {**wider.names(session), **newer.names(session), **threadwise.names(session)}
+    more = {**wider.names(session), **newer.names(session), **atomics.names(session), **threadwise.names(session)}
     scattering = ("gather", "histogram", "associative_scan", "dot_fma")
     functions = {
         **gl.mathematics(), **more, **{name: getattr(gl, name) for name in names},
@@ -228,7 +246,7 @@ def _plain_language(session: Session, language: Module) -> Module:
     )  # fmt: skip
     return Module(
         "triton.language", session, {
-            **{name: vars(language)[name] for name in names}, "range": counted(session),
+            **{name: vars(language)[name] for name in names}, **replaced(session),
             "PropagateNan": types.SimpleNamespace(ALL=1),
         },
     )  # fmt: skip

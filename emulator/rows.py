@@ -19,7 +19,7 @@ class Rows:
         for name, tensor in tensors.items():
             columns = tensor.shape[3]
             for width in {columns, *(one for one in widths if one < columns and columns % one == 0)}:
-                # Of two rows that are the same nobody can tell which it is: the first.
+                # Of two rows that are the same it cannot be told which it is: the first.
                 for start in range(0, columns, width):
                     part = np.ascontiguousarray(tensor[..., start : start + width])
                     for place in np.ndindex(*part.shape[:3]):

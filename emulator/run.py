@@ -16,7 +16,7 @@ from tilecast.emulator.errors import RequestError, UnsupportedError
 from tilecast.emulator.extremes import far_launches
 from tilecast.emulator.host_torch import HostTorch
 from tilecast.emulator.language.arrays import Array
-from tilecast.emulator.modules import counted, modules
+from tilecast.emulator.modules import modules, replaced
 from tilecast.emulator.replay.timeline import Timeline
 from tilecast.emulator.replay.timing import replay
 from tilecast.emulator.session import RELEASES, Session, Watcher
@@ -105,7 +105,7 @@ def is_forward_header(header: Mapping[str, Any]) -> bool:
 
 def load(session: Session) -> ModuleType:
     """The session's kernel file as a module, with stand-ins for Triton."""
-    return session.source.load(modules(session), {"range": counted(session)})
+    return session.source.load(modules(session), replaced(session))
 
 
 class Loaded:
@@ -123,9 +123,9 @@ class Loaded:
         self.source, self.header = source, source.header()
         self.machine = machine if isinstance(machine, Machine) else load_machine(machine or str(self.header["machine"]))
         self.session = new_session(source, self.machine, sms=sms, release=release)
-        replaced = {"range": counted(self.session), **(names or {})}
+        names = {**replaced(self.session), **(names or {})}
         self.torch = HostTorch()
-        self.module = source.load({**modules(self.session), "torch": self.torch}, replaced, change=change)
+        self.module = source.load({**modules(self.session), "torch": self.torch}, names, change=change)
 
     def begin(self, mode: str, seed: int, sms: int | None, watcher: Watcher | None = None) -> None:
         """Set the session for a launch: schedule, SMs, who watches; forget the one before."""
@@ -180,7 +180,7 @@ class Kernel(Loaded):
             session.far_launches = far_launches(session, self.module.launch, widths, header_window(self.header))
         arrays = [Array(as_numpy(x, name), name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
         batch, heads, rows, width = arrays[0].shape
-        # What nobody writes shows.
+        # What is never written shows.
         out = Array(np.full((batch, heads, rows, arrays[2].shape[3]), np.nan, arrays[0].data.dtype), "out")
         lse = Array(np.full((batch, heads, rows), np.nan, np.float32), "lse")
         limits = window if window is not None else header_window(self.header)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -91,12 +91,18 @@ class Session:
     num_warps: int = 4
     #: Whether the running launch may begin before the one before it has ended (launch_pdl).
     overlaps: bool = False
-    #: Of the running launch: address of an element -> what atomics there told of other programs.
-    told: dict[int, Any] = field(default_factory=dict)
+    #: Of the running launch: address of an element that atomics access -> what is known of it (`language.atomics`).
+    flags: dict[int, Any] = field(default_factory=dict)
+    #: Of the running launch: program -> (line of an atomic, of a store) of which the atomic does not tell, for another warp stored.
+    apart: dict[int, tuple[int, int]] = field(default_factory=dict)
     #: Of the running launch: programs that have not started, those that another one took over, and the one that runs.
     pending: list[int] = field(default_factory=list)
     cancelled: set[int] = field(default_factory=set)
     started: int = 0
+    #: Whether programs have to add to a tensor in one order, so that floating-point sums have the same bits in every run.
+    sums_in_order: bool = False
+    #: At random moments: has the running program give way to others, until its condition holds; False where nobody can go on.
+    give_way: Callable[[Callable[[], bool]], bool] | None = None
     #: Tensors in global memory by address and shape, and names of them by id.
     arrays: dict[Any, Any] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)

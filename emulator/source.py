@@ -21,6 +21,9 @@ from tilecast.emulator.origins import origins
 from tilecast.model.kernel.header import HeaderError, read_header
 from tilecast.model.kernel.workload import Workload
 
+#: What a loop's condition says of a number, in the names of a file that is executed.
+COUNTED = "__counted__"
+
 
 def _parsed(text: str, path: str) -> ast.Module:
     try:
@@ -109,9 +112,22 @@ class _File:
 _file = functools.lru_cache(maxsize=16)(_File)
 
 
+class _Bounded(ast.NodeTransformer):
+    """``while x < end`` bounds x as ``for x in range(end)`` does: in its body x is `COUNTED` of both."""
+
+    def visit_While(self, node: ast.While) -> ast.While:
+        self.generic_visit(node)
+        match node.test:
+            case ast.Compare(ast.Name(name), [ast.Lt()], [end]):
+                value = ast.Call(ast.Name(COUNTED, ast.Load()), [ast.Name(name, ast.Load()), end], [])
+                bounded = ast.Assign([ast.Name(name, ast.Store())], value)
+                node.body.insert(0, ast.fix_missing_locations(ast.copy_location(bounded, node)))
+        return node
+
+
 @functools.lru_cache(maxsize=16)
 def _code(path: str, text: str) -> types.CodeType:
-    return compile(text, path, "exec")
+    return compile(_Bounded().visit(_parsed(text, path)), path, "exec")
 
 
 def _running(frame: types.FrameType, expressions: Sequence[ast.expr]) -> int | None:
@@ -293,10 +309,10 @@ class _Loader:
         """One file as a module."""
         module = types.ModuleType(name)
         module.__file__ = path
-        module.__dict__.update(self._replaced)
+        module.__dict__.update({COUNTED: lambda value, _end: value, **self._replaced})
         module.__dict__["__builtins__"] = {**vars(builtins), "__import__": self._import}
         self._loaded[path] = module
-        code = compile(change(_parsed(text, path)), path, "exec") if change else _code(path, text)
+        code = compile(change(_Bounded().visit(_parsed(text, path))), path, "exec") if change else _code(path, text)
         exec(code, module.__dict__)
         return module
 

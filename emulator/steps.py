@@ -174,7 +174,7 @@ class Steps:
         return bool(0 <= q.batch < batches and 0 <= q.head < heads and 0 <= q.first < rows)
 
     def _scores_of(self, product: Product | Wgmma, a: Any) -> Any:
-        """Where the scores were that P was made of; None where nobody knows."""
+        """Where the scores were that P was made of; None where it is not known."""
         if isinstance(product, Wgmma):
             return id(product.program), id(product.role)
         if not isinstance(a, Tmem):
@@ -450,7 +450,7 @@ class Steps:
         return Departure("after", f"S, P and O of every block are right: {what} is wrong", lines)
 
     def _odd_row(self, batch: int, head: int, row: int) -> Departure | None:
-        """Blocks of keys that nobody weighed for a row, or scores that are not finite."""
+        """Blocks of keys that no step weighed for a row, or scores that are not finite."""
         seen = self._seen[row]
         missing = np.flatnonzero(seen & ~self._weighed[batch, head, row])
         if len(missing):
@@ -459,7 +459,7 @@ class Steps:
                 # The products with V stand beside the one that is left out.
                 first = [calls[0] for calls in self._v_products][:_PRODUCTS]
             else:
-                # Nobody took it: which rows of Q are whose.
+                # No role took it: which rows of Q are whose.
                 first = [one for calls in self._q_copies for one in self._source.values(calls, _WHOSE, 1)]
             return Departure(
                 "keys", f"no product with V is about batch {batch}, head {head}, row {row} and keys {missing[0]} to {missing[-1]}, which "

@@ -131,7 +131,7 @@ class Uses:
 
     def given(self, name: str, silent: Container[str] = ()) -> list[tuple[int, int]]:
         """(line, place of the argument) of the calls that are given memory ``ring.full``, also under a name of their own or by a
-        parameter's; those of the functions that these call come first.  Where nobody calls it that: memory ``full`` of whatever.
+        parameter's; those of the functions that these call come first.  Where no caller calls it that: memory ``full`` of whatever.
         ``silent``: functions that do not count."""
         owner, _, last = name.rpartition(".")
         found: dict[tuple[int, int], bool] = {}
@@ -209,7 +209,7 @@ class Uses:
         return [one for one in found if not self.left_out.issuperset(one[2])]
 
     def not_entered(self) -> list[int]:
-        """Lines of loops and conditions of the chip's functions that ran and let nobody in, those of loops first."""
+        """Lines of loops and conditions of the chip's functions that ran and were never entered, those of loops first."""
         heads = [
             node
             for function in self._on_chip()
@@ -265,7 +265,7 @@ class Uses:
         return list(dict.fromkeys(name.lineno for name in names if name.id == "TensorDescriptor"))
 
     def one_sided(self) -> list[tuple[str, list[int], str]]:
-        """Barriers that somebody signals and nobody waits for, or the other way round: (name, lines of the side there is, what is missing)."""
+        """Barriers that a role signals and none waits for, or the other way round: (name, lines of the side there is, what is missing)."""
         waits: list[tuple[str, set[str], int]] = []
         signals: list[tuple[str, set[str], int]] = []
         others: set[str] = set()
@@ -283,8 +283,8 @@ class Uses:
         signalled = others | {name for _, names, _ in signals for name in names}
         found: dict[tuple[str, str], list[int]] = {}
         for sites, there, what in (
-            (signals, waited, "nobody waits for it"),
-            (waits, signalled, "nobody signals it"),
+            (signals, waited, "no role waits for it"),
+            (waits, signalled, "no role signals it"),
         ):
             for name, names, line in sites:
                 if not names & there:

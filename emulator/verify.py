@@ -111,7 +111,7 @@ def _largest(difference: Any) -> float:
 def judge(
     emulation: Any, q: Any, k: Any, v: Any, scale: float, window: tuple[int, int], with_lse: bool = True
 ) -> Verdict:
-    """Compare an `Emulation` with float64; ``with_lse=False``: nobody asked for the log-sum-exp."""
+    """Compare an `Emulation` with float64; ``with_lse=False``: the log-sum-exp was not asked for."""
     expected, expected_lse = reference(q, k, v, scale, window)
     out = emulation.out.astype(np.float64)
     lse = emulation.lse.astype(np.float64) if with_lse else expected_lse
@@ -159,7 +159,7 @@ def judge(
 def scaled_by(differences: Any, s: Any) -> float | None:
     """By what scores were multiplied, where a row's exponents are a multiple of them and a constant; None where they are not.
 
-    ``differences``: scores less the exponents, NaN where nobody compares.
+    ``differences``: scores less the exponents, NaN where nothing is compared.
     """
     there = ~np.isnan(differences)
     if there.sum() < _FITTED or np.ptp(s[there]) < 1.0:

@@ -31,7 +31,7 @@ _plain: set[tuple[type, ...]] = set()
 
 
 def watched(q: Any) -> bool:
-    """Whether somebody watches operators, or makes tensors that are none: then a call goes through the dispatcher.
+    """Whether a mode or the profiler watches operators, or makes tensors that are none: then a call goes through the dispatcher.
 
     A dispatch mode, a functorch level, the profiler or a tracer must see the operator; meta tensors have no kernel but the
     fake one.

@@ -126,7 +126,7 @@ def _run(
     q: Any, k: Any, v: Any, q_descale: Any, k_descale: Any, v_descale: Any, scale: float | None, left: int, right: int,
     return_lse: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """The operator on a device.  A schema has no optional outputs: lse is of size 0 when nobody asked."""
+    """The operator on a device.  A schema has no optional outputs: lse is of size 0 when not asked for."""
     check_ranks(q, k, v)
     check_agreement(q, k, v)
     check_factors(q, k, (q_descale, k_descale, v_descale))

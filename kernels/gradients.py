@@ -74,7 +74,7 @@ def gradients(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
     q, k, v, out, lse = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros_like(out)
-    # Not where somebody watches, or wants gradients of these: then it is the dispatcher's.
+    # Not where a mode or the profiler watches, or the caller wants gradients of these: then it is the dispatcher's.
     plain = type(dout) is _tensor and not _grad_enabled() and not watched(q)
     run = _run if plain else torch.ops.tilecast.attention_backward
     found = run(dout, q, k, v, out, lse, dlse, *ctx.options)

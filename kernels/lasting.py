@@ -14,7 +14,7 @@ def lasting_zeros(count: int, kind: Any, device: Any) -> Any:
     """``count`` zeros of dtype ``kind`` on a CUDA device, zero when the call returns; not under capture.
 
     Made in another thread: torch.compile's CUDA graphs claim what theirs allocates, warming up too, and refuse tensors that
-    nobody gives back.
+    no caller gives back.
     """
 
     def make() -> Any:

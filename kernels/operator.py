@@ -294,7 +294,7 @@ def _forward(
     else:
         out, lse = made
     if not (batch and heads and seqlen_q and seqlen_k):
-        # Nothing to attend to (or nobody who would): no launch.
+        # No keys, or no queries: no launch.
         out.zero_()
         if lse is not None:
             lse.fill_(-math.inf)
@@ -348,7 +348,7 @@ def _known_call(start: Any, out: Any, lse: Any) -> Any:
 def _run(
     q: Any, k: Any, v: Any, scale: float | None, left: int, right: int, return_lse: bool, deterministic: bool = True
 ) -> tuple[Any, Any]:
-    """The operator on a device.  A schema has no optional outputs: lse is of size 0 when nobody asked.  ``deterministic`` is for
+    """The operator on a device.  A schema has no optional outputs: lse is of size 0 when not asked for.  ``deterministic`` is for
     gradients."""
     out, lse = _forward(q, k, v, scale, left, right, return_lse)
     return out, torch.empty((0,), dtype=torch.float32, device=q.device) if lse is None else lse

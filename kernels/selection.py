@@ -148,7 +148,7 @@ def readable(tensor: Any) -> Any:
     """The tensor, or a contiguous copy where its last stride is not 1 or a row does not start at 16 bytes."""
     a, b, c, last = tensor.stride()
     if last != 1 or (a | b | c) & 7 or tensor.data_ptr() & 15:
-        # Not .contiguous(): that returns the tensor itself when only its address, or a stride nobody uses, is odd.
+        # Not .contiguous(): that returns the tensor itself when only its address, or a stride that is not used, is odd.
         return tensor.clone(memory_format=torch.contiguous_format)
     return tensor
 

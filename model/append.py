@@ -5,7 +5,7 @@ Beside `serving`, whose kernels read what it wrote; nothing forecasts it.
 
 from __future__ import annotations
 
-from tilecast.model.kernel.knobs import parse_knobs
+from tilecast.model.kernel.knobs import check_value, parse_knobs, value_like
 from tilecast.model.kernel.variants.append import NAMES, AppendVariant
 from tilecast.model.kernel.verdict import VariantError
 
@@ -25,10 +25,6 @@ def check_family(name: str) -> None:
 
 
 def _value(key: str, text: str, current: object) -> object:
-    try:
-        value = int(text)
-    except ValueError:
-        raise VariantError(f"--variant: knob '{key}' takes a whole number, got '{text}'") from None
-    if key == "warps" and value not in (1, 2, 4, 8):
-        raise VariantError(f"--variant: knob '{key}' takes one of 1, 2, 4, 8, got '{text}'")
+    value = value_like(key, text, current)
+    check_value(key, text, value, (1, 2, 4, 8) if key == "warps" else None)
     return value

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from tilecast.model.kernel.knobs import family_named, parse_knobs
-from tilecast.model.kernel.variant import BOOLEANS
+from tilecast.model.kernel.knobs import check_value, family_named, parse_knobs, value_like
 from tilecast.model.kernel.variants import fa2_backward, fa3_backward, fa3_backward_apart
 from tilecast.model.kernel.variants.blackwell import backward as fa4_backward
 from tilecast.model.kernel.variants.blackwell.backward import Fa4BackwardVariant
@@ -128,20 +127,7 @@ def find_backward(name: str) -> BackwardFamily:
 
 
 def _value(key: str, text: str, current: object) -> object:
-    if isinstance(current, str):
-        return text
-    if isinstance(current, bool):
-        if text.lower() not in BOOLEANS:
-            raise VariantError(f"--variant: knob '{key}' takes true or false, got '{text}'")
-        return BOOLEANS[text.lower()]
-    try:
-        value = int(text)
-    except ValueError:
-        raise VariantError(f"--variant: knob '{key}' takes a whole number, got '{text}'") from None
-    if key.endswith("_warps") and value not in fa2_backward.WARPS:
-        raise VariantError(
-            f"--variant: knob '{key}' takes one of {', '.join(map(str, fa2_backward.WARPS))}, got '{text}'"
-        )
-    if not 1 <= value <= 256:
-        raise VariantError(f"--variant: knob '{key}' takes 1 to 256, got '{text}'")
+    value = value_like(key, text, current)
+    if not isinstance(current, (bool, str)):
+        check_value(key, text, value, fa2_backward.WARPS if key.endswith("_warps") else None, (1, 256))
     return value

@@ -1,4 +1,4 @@
-"""The kernel classes: one record each, which everybody asks; nobody compares names or types.
+"""The kernel classes: one record each, which all modules ask; none compares names or types.
 
 Names are those of the FlashAttention generations whose structure the class has: fa2 (mma.sync, portable Triton), fa3
 (wgmma, Gluon for Hopper), fa4 (tcgen05, Gluon for data-centre Blackwell), and unfused attention to compare with.
@@ -15,7 +15,8 @@ from tilecast.base.same import Same
 from tilecast.base.words import did_you_mean, nearest
 from tilecast.model.kernel.alike import Alike, with_knobs
 from tilecast.model.kernel.grid import Grid
-from tilecast.model.kernel.variant import BOOLEANS, Variant
+from tilecast.model.kernel.knobs import check_value, value_like
+from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.variants import (
     fa2,
     fa2_backward,
@@ -265,7 +266,10 @@ def parse_variant(text: str, base: Variant | None = None) -> Variant:
                 raise VariantError(
                     f"--variant: expected a family or knob=value, got '{part}'{did_you_mean(part, _BY_NAME)}"
                 )
-        pairs[key.strip().replace("-", "_")] = value.strip()
+        key = key.strip().replace("-", "_")
+        if key in pairs:
+            raise VariantError(f"--variant: knob '{key}' is given twice")
+        pairs[key] = value.strip()
     named = pairs.pop("family", base.family if base else "")
     _refuse_others(named)
     if named not in _BY_NAME:
@@ -290,28 +294,12 @@ def named_knobs(text: str, family: Family) -> dict[str, object]:
     return {f.name: getattr(variant, f.name) for f in fields(variant) if f.name in named and f.name != "family"}
 
 
-def _knob_value(variant: Variant, key: str, text: str) -> object:
+def _knob_value(variant: Variant, key: str, text: str) -> Any:
     names = tuple(f.name for f in fields(variant) if f.name != "family")
     if key not in names:
         raise VariantError(f"--variant: family {variant.family} has no knob '{key}'{nearest(key, names)}")
-    current = getattr(variant, key)
-    try:
-        if isinstance(current, bool):
-            value: object = BOOLEANS[text.lower()]
-        elif isinstance(current, str):
-            value = text
-        else:
-            value = type(current)(text)
-    except (KeyError, ValueError):
-        kind = "true or false" if isinstance(current, bool) else type(current).__name__
-        raise VariantError(f"--variant: knob '{key}' takes {kind}, got '{text}'") from None
-    choices = _CHOICES.get(f"{variant.family} {key}", _CHOICES.get(key))
-    if choices and value not in choices:
-        allowed = ", ".join(str(v) for v in choices)
-        raise VariantError(f"--variant: knob '{key}' takes one of {allowed}, got '{text}'")
-    if key in _RANGES and not _RANGES[key][0] <= float(value) <= _RANGES[key][1]:  # type: ignore[arg-type]
-        low, high = _RANGES[key]
-        raise VariantError(f"--variant: knob '{key}' takes {low:g} to {high:g}, got '{text}'")
-    if key == "tile_n" and int(value) % 16:  # type: ignore[call-overload]
+    value = value_like(key, text, getattr(variant, key))
+    check_value(key, text, value, _CHOICES.get(f"{variant.family} {key}", _CHOICES.get(key)), _RANGES.get(key))
+    if key == "tile_n" and value % 16:
         raise VariantError(f"--variant: knob 'tile_n' takes multiples of 16, got '{text}'")
     return value

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from tilecast.model.kernel.knobs import parse_knobs
-from tilecast.model.kernel.variant import BOOLEANS
+from tilecast.model.kernel.knobs import check_value, parse_knobs, value_like
 from tilecast.model.kernel.variants import blackwell_serving, serving
 from tilecast.model.kernel.variants.blackwell_serving import BlackwellServingVariant
 from tilecast.model.kernel.variants.hopper import mla as hopper_mla
@@ -136,17 +135,8 @@ def parse_serving(text: str, base: V) -> V:
 
 
 def _value(key: str, text: str, current: object) -> object:
-    if isinstance(current, bool):
-        if text.lower() not in BOOLEANS:
-            raise VariantError(f"--variant: knob '{key}' takes true or false, got '{text}'")
-        return BOOLEANS[text.lower()]
-    try:
-        value = int(text)
-    except ValueError:
-        raise VariantError(f"--variant: knob '{key}' takes a whole number, got '{text}'") from None
-    least = 0 if key in ("registers", "whole_keys", "apart", "latent", "overlapped") else 1
-    if key == "warps" and value not in (1, 2, 4, 8):
-        raise VariantError(f"--variant: knob '{key}' takes one of 1, 2, 4, 8, got '{text}'")
-    if not least <= value <= 65536:
-        raise VariantError(f"--variant: knob '{key}' takes {least} to 65536, got '{text}'")
+    value = value_like(key, text, current)
+    if not isinstance(current, bool):
+        least = 0 if key in ("registers", "whole_keys", "apart", "latent", "overlapped") else 1
+        check_value(key, text, value, (1, 2, 4, 8) if key == "warps" else None, (least, 65536))
     return value

@@ -75,7 +75,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("whole"):
                 item.add_marker(pytest.mark.skip(reason="runs with --whole (make test-all)"))
-    # A worker takes one file after the other: whoever begins a long one last lets the others wait.
+    # A worker takes one file after the other: a worker that begins a long one last lets the others wait.
     items.sort(key=lambda item: LONG.get("/".join(item.path.parts[-2:]), len(LONG)))
     marked = [item for item in items if item.get_closest_marker("interpreted")]
     if not INTERPRETED:

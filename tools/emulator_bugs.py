@@ -115,7 +115,7 @@ def main() -> None:
         found, lines = put(planted)
         message = found if isinstance(found, str) else found.failures[0].message if found.failures else ""
         where = "" if isinstance(found, str) or not found.failures else found.failures[0].problem.split(":")[0]
-        # The default command asks the compiler where nothing else is wrong; of changes that are listed as quiet nobody needs to.
+        # The default command asks the compiler where nothing else is wrong; of changes that are listed as quiet none needs it.
         if not message and (planted.kind == "compiled" or chosen.drawn):
             message, where = compiled(planted), "compiler"
         every[planted.kind] += 1

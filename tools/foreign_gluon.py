@@ -96,7 +96,7 @@ class Collect:
 
     @pytest.fixture
     def fresh_knobs(self) -> Any:
-        """Settings of the compiler, which nobody reads here."""
+        """Settings of the compiler, which nothing reads here."""
         return unittest.mock.MagicMock()
 
     def pytest_collectreport(self, report: Any) -> None:

@@ -11,7 +11,7 @@ from tilecast.codegen.blackwell.dtype import TypedKernel
 from tilecast.codegen.blackwell.order import Phases, Rings
 from tilecast.codegen.exp2 import COEFFICIENTS
 from tilecast.codegen.gluon import in_lines, sizes_statement
-from tilecast.codegen.host import SMS_STATEMENT, WINDOW_STATEMENTS, Host, box_statements
+from tilecast.codegen.host import SMS_STATEMENT, WINDOW_STATEMENTS, Descriptor, Host, box_statements
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +20,6 @@ class Piece:
 
     start: int
     width: int
-
-
-@dataclass(frozen=True, slots=True)
-class Descriptor:
-    """A tensor descriptor that the kernel takes: boxes of ``rows`` (a constant of the file) x ``columns``."""
-
-    name: str
-    tensor: str
-    rows: str
-    columns: int
-    #: The dimension that a pair of CTAs divides between them, as a ``cga_layout``.
-    split: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +175,6 @@ class BlackwellKernel(TypedKernel):
     def o_in_pieces(self) -> bool:
         """Whether O is a tuple."""
         return len(self.v_pieces) > 1
-
-    def descriptors_of(self, tensor: str) -> str:
-        """The descriptors of a tensor as the roles take them."""
-        names = [made.name for made in self.descriptors if made.tensor == tensor]
-        return f"({', '.join(names)}{',' * (len(names) == 1)})" if self.in_pieces else names[0]
 
     def bytes_of(self, descriptor: str) -> str:
         """Bytes of a tile that land in one CTA."""

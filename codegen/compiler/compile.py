@@ -47,7 +47,7 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A kernel that somebody's code launches: compiled, its CTAs, and how many configurations an autotuner would have timed."""
+    """A kernel that a caller's code launches: compiled, its CTAs, and how many configurations an autotuner would have timed."""
 
     compiled: Compiled
     ctas: int
@@ -168,6 +168,11 @@ def load_source(path: str | Path) -> ModuleType:
         raise CompileError(f"{path}: expected a generated kernel file, found none")
     try:
         module = module_of(file, f"tilecast_generated_{next(_serial)}")
+    except ModuleNotFoundError as error:
+        remedy = ": pip install 'tilecast[gpu]'" if error.name in ("torch", "triton") else ""
+        raise CompileError(
+            f"{path}: not a kernel that can be loaded: it imports {error.name}, which is not installed{remedy}"
+        ) from None
     except Exception as error:
         raise CompileError(f"{path}: not a kernel that can be loaded: {error}") from error
     if not callable(getattr(module, "launch", None)) or not isinstance(getattr(module, "TILECAST", None), dict):
@@ -300,7 +305,7 @@ def _compiled(kernel: Any, target: str) -> Compiled:
 def compile_launches(file: str, target: str, run: Callable[[], object]) -> tuple[Launched, ...]:
     """The kernels that ``run``, which loads and calls code of ``file``, launches, compiled for ``target`` and not run; each once.
 
-    An autotuner takes the first of its configurations.  What the code makes of results that nobody computed does not
+    An autotuner takes the first of its configurations.  What the code makes of results that were not computed does not
     matter once it has launched something.  Raises CompileError with one sentence.
     """
     try:
@@ -326,7 +331,7 @@ def compile_launches(file: str, target: str, run: Callable[[], object]) -> tuple
         ):
             warnings.filterwarnings("ignore", module="triton")
             run()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if type(error).__module__.startswith("tilecast"):  # a sentence already
             raise
         if type(error).__module__.startswith("triton"):

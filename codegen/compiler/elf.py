@@ -84,7 +84,7 @@ def _sections(data: bytes) -> dict[str, bytes]:
                 raise ElfError(f"section '{text}' ends behind the end of the file: cut off")
             found[text] = b"" if nothing else data[begin : begin + length]
         return found
-    except (struct.error, ValueError, IndexError) as error:
+    except (struct.error, ValueError, IndexError, OverflowError) as error:
         if isinstance(error, ElfError):
             raise
         raise ElfError("its table of sections is cut off or damaged") from None

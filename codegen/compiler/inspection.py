@@ -65,7 +65,7 @@ class Inspection:
     file: str
     target: str
     kernel: str
-    #: None here and below where a file of somebody else's does not say.
+    #: None here and below where a file of another author does not say.
     registers: int | None
     spill_bytes: int | None
     shared_bytes: int | None

@@ -9,7 +9,7 @@ import textwrap
 from dataclasses import dataclass
 
 from tilecast.codegen.gluon import in_lines
-from tilecast.codegen.host import Host
+from tilecast.codegen.host import SMS_STATEMENT, Host
 from tilecast.codegen.pieces import Piece, pieces
 from tilecast.codegen.row_terms import FOR_ROWS, RowTerms, strides
 from tilecast.model.kernel.variants import fa3_backward
@@ -30,7 +30,7 @@ _BOXES = (
     ("q", "TILE_M"),
     ("dout", "TILE_M"),
     ("k", "TILE_N"),
-    ("v", "KEYS"),
+    ("v", "TILE_N"),
     ("sums", "SUM_ROWS"),
     ("dk", "KEYS"),
     ("dv", "KEYS"),
@@ -73,9 +73,22 @@ class HopperBackward(RowTerms):
     @property
     def _in_shared(self) -> tuple[tuple[str, str], ...]:
         """(field, what the kernel calls it) of what lies in shared memory: tiles, numbers, barriers."""
-        loaded = (("deltas", "deltas_there"), ("pieces_empty", "pieces_empty")) if self.loaded_terms else ()
-        names = ("q", "dout", "k", "v", "ds", "dq", "pieces", "full", "empty", "dq_empty", "kv_full", "ds_full")
-        return (*((name, name) for name in names), *loaded)
+        loaded = (("deltas", "deltas_there"),) if self.loaded_terms else ()
+        names = ("q", "dout", "k", *(() if self.halves else ("v",)), "ds", "dq", "pieces", "dealt")
+        return (*((name, name) for name in names), *loaded, ("barriers", "made"))
+
+    @property
+    def barriers(self) -> str:
+        """Statements that say where each barrier is, and how many there are."""
+        slots = {"FULL": self.stages, "EMPTY": self.stages, "DQ_EMPTY": self.variant.dq_slots, "DS_FULL": self.stages}
+        slots |= {"DEALT_FULL": 2, "DEALT_EMPTY": 2, "KV_FULL": 1, "KV_EMPTY": 1} | (
+            {"PIECES_EMPTY": 1} if self.loaded_terms else {}
+        )
+        lines, first = [], 0
+        for name, count in slots.items():
+            lines.append(f"{name} = gl.constexpr({first})")
+            first += count
+        return "\n".join([*lines, f"BARRIERS = gl.constexpr({first})"])
 
     @property
     def shared(self) -> str:
@@ -91,6 +104,11 @@ class HopperBackward(RowTerms):
     def counters(self) -> bool:
         """Blocks of dQ count the programs that have added to them."""
         return True
+
+    @property
+    def register_option(self) -> str:
+        """What asks for the best allocation, which Triton 3.9 does not: at head_dim 64, where K and V are held, it finds none better."""
+        return ', "ptx_options": "--regAllocOptLevel=4"' if self.head_dim > 64 else ""
 
     @property
     def padded(self) -> int:
@@ -204,7 +222,7 @@ class HopperBackward(RowTerms):
         return (
             "boxes = []",
             *in_lines(boxes, "for x, count in (", "):", 116).split("\n"),
-            "    block = [1, 1, count.value, x.shape[3]]",
+            "    block = [1, 1, count.value, 64 if count is KEYS else x.shape[3]]",
             "    layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(x.dtype)])",
             "    boxes.append(TensorDescriptor.from_tensor(x, block, layout))",
             *(line.replace("terms,", row_tensors) for line in FOR_ROWS),
@@ -213,9 +231,10 @@ class HopperBackward(RowTerms):
             "row_blocks = padded // ROWS.value * batch * heads_q",
             "dq_blocks = padded // TILE_M.value * batch * heads_q",
             "for_dq = (sums, dq, counters, *(n // 8 for n in dq.stride()[:3]), heads_q, seqlen_q, padded)",
+            SMS_STATEMENT,
             "return (",
             "    (row_terms, (row_blocks, 1, 1), for_rows),",
-            f"    (gradients, (key_blocks * heads, 1, 1), (*boxes, {', '.join(self._pointers)}, *sizes)),",
+            f"    (gradients, (min(key_blocks * heads, sms), 1, 1), (*boxes, {', '.join(self._pointers)}, *sizes)),",
             "    (round_dq, (dq_blocks, 1, 1), for_dq),",
             ")",
         )

@@ -10,7 +10,8 @@ import struct
 import textwrap
 
 from tilecast.codegen.exp2 import COEFFICIENTS, emulated_of_eight
-from tilecast.codegen.hopper.forward_kernel import WIDE, HopperKernel, pieces
+from tilecast.codegen.hopper.forward_form import WIDE, pieces
+from tilecast.codegen.hopper.forward_kernel import HopperKernel
 from tilecast.model.families import build_pipeline
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
 from tilecast.model.kernel.workload import Workload

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilecast.codegen.gluon import in_lines
-from tilecast.codegen.hopper.forward_kernel import WIDE, HopperKernel, Piece
+from tilecast.codegen.hopper.forward_form import WIDE, Piece
+from tilecast.codegen.hopper.forward_kernel import HopperKernel
 from tilecast.codegen.hopper.serving import FACTOR_STRIDES, FACTORS, POINTERS, STRIDES, own_copies
 from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.hopper.prefill import MOST_PARTS, SMS, HopperPrefillVariant, q_tiles
@@ -82,7 +83,7 @@ class HopperPrefillKernel(HopperKernel):
         return self.head_dim_v if self.head_dim_v <= WIDE else 64
 
     @property
-    def several(self) -> bool:
+    def in_pieces(self) -> bool:
         """Whether tiles are tuples of pieces: always, of one piece as well."""
         return True
 
@@ -213,7 +214,7 @@ def _pieces(width: int) -> tuple[Piece, ...]:
 def _description(variant: HopperPrefillVariant) -> str:
     lines = [
         "Query i of a sequence sees keys from left before to right after position i + keys - queries.",
-        f"A load warp takes tiles, the next one that nobody has, and copies Q and blocks of {variant.tile_n} keys into rings in shared "
+        f"A load warp takes tiles, the next one that no program has, and copies Q and blocks of {variant.tile_n} keys into rings in shared "
         f"memory, {variant.kv_stages} of K and of V ahead; {variant.warpgroups} consumer warpgroup{'s' * (variant.warpgroups > 1)} of {ROWS} rows, queries of "
         "all heads that share a key head, read them.",
         "Anchored softmax: the row maximum of the first blocks is the reference of all exponentials, until a row outgrows it.",

@@ -9,7 +9,7 @@ import textwrap
 from dataclasses import dataclass
 
 from tilecast.codegen.gluon import in_lines
-from tilecast.codegen.host import WINDOW_STATEMENTS, Host, box_loops
+from tilecast.codegen.host import WINDOW_STATEMENTS, Descriptor, Host, box_loops
 from tilecast.codegen.pieces import InPieces, Piece, pieces
 from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.fa2 import LOADS, SMALLEST_DOT, Fa2Variant, needs_pipeline
@@ -34,16 +34,6 @@ _MASK_CODE = {
     "causal": ("last_key", "keys <= last_key[:, None]"),
     "window": ("first_key, last_key", "(keys >= first_key[:, None]) & (keys <= last_key[:, None])"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Descriptor:
-    """A tensor descriptor that the kernel takes: boxes of ``rows`` (a constant of the file) x ``columns``."""
-
-    name: str
-    tensor: str
-    rows: str
-    columns: int
 
 
 @dataclass(frozen=True, slots=True)

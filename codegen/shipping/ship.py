@@ -245,7 +245,7 @@ templates instead.  `tilecast.attention` picks among them by device, head_dim, m
 - `blackwell_ws_*`: Gluon for sm_100a and sm_103a, FlashAttention-4's structure; `_pair` kernels multiply with two CTAs
   together, `_b300` ones take all exponentials to that chip's faster MUFU and row maxima from the load.  Compiled,
   inspected and run on a CPU stand-in, not yet on hardware: the operator prefers the portable kernels there until
-  somebody asks with `TILECAST_FAMILY=blackwell_ws`.
+  `TILECAST_FAMILY=blackwell_ws` asks for them.
 
 Forecast and measured: bf16 (e4m3 where the table says so) TFLOP/s in a short run at 16k tokens, hidden size 2048, the given sequence length (windows: 1024
 keys to the left).  Measured in turns with the other kernels of the shape, L2 evicted, median of 15
@@ -274,7 +274,7 @@ forecasts them; [docs/training.md](../docs/training.md) has measurements.
 ## Kernels to serve with
 
 `hopper_serve_*` (Gluon, sm_90a, sequences of up to 64 rows: decode), `hopper_prefill_*` (the same for more rows), `blackwell_serve_*` (Gluon, sm_100a and sm_103a, up to 128 rows;
-compiled and emulated, never run on a GPU: the portable ones are preferred there until somebody asks with `TILECAST_FAMILY=blackwell_serving`)
+compiled and emulated, never run on a GPU: the portable ones are preferred there until `TILECAST_FAMILY=blackwell_serving` asks for these)
 and `triton_serve_*` (pointers, any GPU from Ampere on): `launch(q, k, v, out, lse, scale, cu_seqlens_q, ..., block_table, ...)` is what
 `tilecast.attention_kvcache` and `tilecast.attention_varlen` run ([docs/serving.md](../docs/serving.md)): packed or paged, any
 mask, one launch for all sequences whose rows (queries times query heads to a key head) the file is for.  Keys are split by

@@ -28,7 +28,7 @@ from tilecast.model.search.rank import Ranked, rank
 #: up to 20 %, so a dozen of them go on; what is left to the second of each is its depths and orders.
 COMPILED = 24
 COMPILED_PER_STRUCTURE = 2
-#: Timed by default; of one structure at most the majority of five.  Without machine code nobody knows yet what the
+#: Timed by default; of one structure at most the majority of five.  Without machine code it is not known yet what the
 #: compiler makes of a tile, so at most two of one tile.
 TIMED = 5
 TIMED_PER_STRUCTURE = 3

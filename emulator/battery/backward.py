@@ -52,13 +52,16 @@ class Gradient:
     again: bool = False
     mode: str = "late"
     seed: int = 0
-    sms: int = 4
+    #: As many as items, or 1, whose program has all: where programs run one after the other, the first of two that stay would wait for
+    #: the second.
+    sms: int = 4096
 
     def label(self) -> str:
         """For messages, and for ``--case``."""
         words = [
             f"{self.rows}x{self.keys}", f"batch {self.batch}", f"heads {self.heads[0]}/{self.heads[1]}", self.dtype, f"{self.kind} inputs",
             self.mode + (f" (seed {self.seed})" if self.mode == "random" else ""), *(["dlse"] if self.with_dlse else []), *(["any order"] if self.any_order else []),
+            *([f"{self.sms} SMs"] if self.sms < 4096 else []),
             *([f"scale {self.scale:g}"] if self.scale is not None else []),
         ]  # fmt: skip
         return f"{self.name}: {', '.join(words)}"
@@ -77,6 +80,13 @@ class BackwardBench(LaunchBench):
         yield replace(base, name="one query, one key", rows=1, keys=1)
         yield replace(base, name="no keys", rows=5, keys=0)
         yield replace(base, name="several tiles", batch=2, heads=(4, 2), dtype="bf16", kind="steep")
+        if self.number("DEALT", 0):
+            stays = replace(base, name="a program that stays", sms=1, heads=(4, 2), rows=3 * m + 9, keys=2 * n + 60)
+            yield from (stays, replace(stays, batch=2, rows=m // 2, keys=3 * n + 5, dtype="bf16", any_order=True))
+            yield from (replace(stays, mode="random", seed=seed, sms=seed, any_order=seed == 3) for seed in (1, 2, 3))
+            yield replace(
+                stays, name="a program that stays, more rows than keys", rows=2 * m + n + 5, keys=n + 3, again=True
+            )
         yield replace(base, name="second launch", heads=(2, 1), again=True, with_dlse=True)
         yield replace(base, name="many blocks of queries", rows=5 * m + 3, keys=n // 2)
         yield replace(base, name="many blocks of keys", rows=m, keys=3 * n + 5, heads=(2, 2), dtype="bf16")
@@ -145,6 +155,7 @@ class BackwardBench(LaunchBench):
             more |= {"deterministic": False} if problem.any_order else {}
             launch = self.loaded.module.launch
             session = self.loaded.session
+            session.sums_in_order = not problem.any_order
             if session.far_launches is None:
                 calls: list[Call] = [(one.label(), functools.partial(self._large, one), {}) for one in LARGE]
                 session.far_launches = far_calls(session, calls)

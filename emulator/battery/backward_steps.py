@@ -128,7 +128,7 @@ class BackwardSteps(Trail):
         call = product.calls[:3]
         self.step = [(call, 0), (call[1:], "around"), (call[2:], "around")]
         if terms:
-            # What each query brings along, its log-sum-exp and D, was stored by somebody: through memory nobody else names.
+            # What each query brings along, its log-sum-exp and D, was stored before: through memory that no other tensor names.
             # D is stored after the log-sum-exp.
             stored = [
                 (chain, 1)

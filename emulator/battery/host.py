@@ -15,7 +15,7 @@ _QUOTED, _WIDTH = 6, 100
 WITHOUT_KEYS = "with keys it is another path", ("numel", "zero_", "fill_", "planned")
 #: The same of one in which no product is about any tensor that it knows.
 NO_STEP = "no product is about Q and K: which tensor is which", ("plan(", "_desc", "TensorDescriptor", "[grid]")
-#: Loops and conditions that let nobody in, and lines about each.
+#: Loops and conditions that were never entered, and lines about each.
 _HEADS, _AROUND = 4, 6
 #: Words of lines about grids and tiles.
 _PROGRAMS = ("query_blocks", "programs", "turns", "tiles", "[grid]")
@@ -60,7 +60,7 @@ def handed_on(source: Source, why: str, words: tuple[str, ...]) -> str:
 
 
 def unstored(source: Source, said: str) -> str:
-    """Of a result that nobody stored, the host's lines about how many programs there are; nothing of others."""
+    """Of a result that was never stored, the host's lines about how many programs there are; nothing of others."""
     if "nothing was stored there" not in said:
         return ""
     unused = "".join(f"\n             no use of {name}" for name in source.dataflow.unused())
@@ -69,7 +69,7 @@ def unstored(source: Source, said: str) -> str:
         quoted = "".join(
             f"\n               {source.quote(line)[:_WIDTH]}" for line in list(dict.fromkeys(heads))[:_QUOTED]
         )
-        unused += f"\n             loops and conditions that let nobody in{quoted}"
+        unused += f"\n             loops and conditions that were never entered{quoted}"
     return unused + handed_on(source, "how many programs there are, and what for", _PROGRAMS) + taken(source)
 
 

@@ -210,7 +210,7 @@ class Trail:
         #: Places that stored elements, one by one, by tensor in global memory.
         self.in_global: dict[str, dict[tuple[int, ...], None]] = {}
         self.products: dict[tuple[int, ...], None] = {}
-        #: Places that loaded from memory that programs store to, and those where nobody had stored.
+        #: Places that loaded from memory that programs store to, and those where nothing had been stored.
         self.loads: dict[tuple[int, ...], None] = {}
         self.unwritten: dict[tuple[int, ...], None] = {}
         #: Of each tensor in global memory, the place (a number) that stored an element last, and the places by number.
@@ -249,7 +249,7 @@ class Trail:
             self.unwritten[calls[:4]] = None
 
     def stored_last(self, name: str, element: int) -> tuple[int, ...]:
-        """Where an element of a tensor was stored last; empty where nobody knows."""
+        """Where an element of a tensor was stored last; empty where it is not known."""
         last = self._last.get(name, ())
         return self._chains[int(last[element])] if element < len(last) else ()
 

@@ -192,7 +192,12 @@ def _behind(source: Source, error: EmulationError) -> str:
     )
     if twice:
         # The address of the other one.
-        others = [int(line) for line in re.findall(r"line (\d+):", str(error)) if int(line) not in frames]
+        both, _, flags = str(error).partition("flags that this program has read")
+        # What it waits for, where that does not tell of the other one.
+        turns = by_turns([source.values([int(one)], _OPERAND, 1) for one in re.findall(r"line (\d+):", flags)])
+        behind_flags = [source.quote(turn)[:100] for turn in dict.fromkeys(turns)][:_OPERAND]
+        text += "; of the flags" + "".join(f"\n               {one}" for one in behind_flags) if behind_flags else ""
+        others = [int(one) for one in re.findall(r"line (\d+):", both) if int(one) not in frames]
         found = [source.quote(line)[:100] for other in others[:1] for line in source.values([other], _OPERAND, 0)[1:]]
         text += "; of the other one" + "".join(f"\n               {line}" for line in found) if found else ""
         return text + handed_on(source, "addresses depend on strides", ("stride", "attention["))

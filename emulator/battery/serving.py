@@ -103,6 +103,16 @@ class ServingBench(LaunchBench):
             base, name="splits as shipped", lengths=((1, 1200), (2, 1100), (1, 1024)), small=False, heads=(2, 1)
         )
         yield replace(base, name="groups of splits", lengths=((1, 1500), (1, 17 * max(64, n))), heads=(2, 1), slope=3.0)
+        if self.number("PART_KEYS", 0):
+            parts = replace(base, name="keys in parts", part_keys=n, lengths=((7, 330),), sms=4)
+            # Parts of programs of their own, and, where there are few, of one after the other.
+            yield from (parts, replace(parts, sms=1, lengths=((70, 330), (3, 150)), heads=(4, 2)))
+            yield replace(
+                parts, launches=2, lengths=((7, 330), (2, 3 * n)), heads=(2, 2), layout="packed", dtype="bf16"
+            )
+            yield replace(parts, window=(n + 9, 3), sinks=True, softcap=2.0, slope=8.0)
+            for seed in (1, 2):
+                yield replace(parts, mode="random", seed=seed, lengths=((9, 200), (30, 450)), page=32)
         for seed in (1, 2, 3):
             yield replace(base, name="schedules", mode="random", seed=seed, lengths=many)
             yield replace(base, name="schedules", mode="random", seed=seed, sms=1, dtype="bf16", page=32)
@@ -127,7 +137,8 @@ class ServingBench(LaunchBench):
     def solve(self, problem: Batch) -> None:
         """Run it; twice in the same scratch memory where that is asked for."""
         module, saved = self.loaded.module, {}
-        for name, value in _SMALL.items() if problem.small else ():
+        small = _SMALL if problem.small else {}
+        for name, value in (small | {"PART_KEYS": problem.part_keys} if problem.part_keys else small).items():
             if hasattr(module, name):
                 saved[name] = getattr(module, name)
                 value = max(value, self.number("TILE_N", 64)) if name == "SPLIT" else value
@@ -224,7 +235,7 @@ class ServingBench(LaunchBench):
             if not problem.rows[0] <= rows * (problem.heads[0] // problem.heads[1]) <= problem.rows[1]:
                 if not np.isnan(got.astype(np.float32)).all():
                     found = found or _Wrong(
-                        f"rows of sequence {number} were stored, which nobody asked for", (number, 0, 0), True,
+                        f"rows of sequence {number} were stored, which were not asked for", (number, 0, 0), True,
                         ("out", (first, 0, 0) if problem.packed_q else (number, 0, 0, 0)),
                     )  # fmt: skip
                 continue

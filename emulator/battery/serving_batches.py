@@ -43,6 +43,8 @@ class Batch:
     latent: bool = False
     #: Whether splits are made small; launches in the same scratch memory.
     small: bool = True
+    #: Fewest keys of a part that a prefill takes in by itself; 0: as shipped.
+    part_keys: int = 0
     launches: int = 1
     with_lse: bool = True
     #: Fewest and most rows of the sequences that are asked for.
@@ -82,7 +84,7 @@ class Tensors:
 
 
 def make(problem: Batch, dims: tuple[int, int], seed: int, narrow: bool) -> Tensors:
-    """The tensors of a problem; what nobody may read is NaN or infinite, and tables point nowhere beyond their sequences.
+    """The tensors of a problem; what must not be read is NaN or infinite, and tables point nowhere beyond their sequences.
 
     narrow: whether caches hold bytes of e4m3, whose infinities are NaN too.
     """
@@ -154,7 +156,7 @@ def _starts(counts: Sequence[int], name: str) -> Array:
 
 
 def _caches(problem: Batch, sequences: Sequence[Any], slots: Any, which: int, kind: Any) -> Any:
-    """Caches longer than any sequence, in slots that may be shuffled; of shuffled ones a slot is nobody's."""
+    """Caches longer than any sequence, in slots that may be shuffled; of shuffled ones a slot belongs to no sequence."""
     longest = max(keys for _, keys in problem.lengths) + 9
     unused = problem.layout != "cache in order"
     cache = np.full((len(sequences) + unused, longest, *sequences[0][which].shape[1:]), np.nan, kind)

@@ -17,7 +17,7 @@ _WEIGHED = 2.0**-9
 _LOG2E = 1.4426950408889634
 #: Difference of the logarithms of weights and scores, in octaves, that rounding P explains.
 _OFF = 0.1
-#: Loads of what nobody has stored that are followed back.
+#: Loads of what was never stored that are followed back.
 _LOADS = 3
 
 #: A chain of calls, with the argument that is followed (None: only quoted).
@@ -191,7 +191,7 @@ class ServingSteps(Trail):
             self.step = copied
             return f"keys. Keys {twice[0]} to {twice[-1]} of sequence {b} are weighed more than once, {missing[0]} to {missing[-1]} never: blocks are copied from elsewhere"
         if missing and not weighed:
-            # Nobody took it: who hands out work.
+            # No program took it: which lines hand out work.
             outer: list[Place] = [
                 (chain[i:], "around") for chain in list(self._p_products)[:2] for i in range(len(chain) - 1, -1, -1)
             ]
@@ -209,12 +209,12 @@ class ServingSteps(Trail):
             loads = list(self.unwritten)[:_LOADS]
             kept = [(chain, 0) for chain in self.in_global.get("partials", {})]
             self.step = [*((chain, argument) for argument in (0, "mask") for chain in loads), *kept]
-            return "merge. Elements of partial results are loaded that nobody has stored"
+            return "merge. Elements of partial results are loaded that were never stored"
         names = ("lse", "partials", "out") if not lse_right else ("out", "partials")
         chains = [chain for name in names for chain in self.stores.get(name, {}) if not stored or name == "partials"]
         first: list[Place] = [(stored[:4], argument) for argument in (1, 0)] if stored else []
         if not stored:
-            # Nobody stored it: who decides about that.
+            # No program stored it: which lines decide about that.
             first = [
                 (chain[i:], "around")
                 for name in names[::2]

@@ -27,7 +27,7 @@ class Superfluous:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How many places wait, in how many problems each was left out, and those that nobody missed."""
+    """How many places wait, in how many problems each was left out, and those that no problem missed."""
 
     places: int
     problems: int

@@ -73,7 +73,7 @@ class Instance:
         return key
 
     def require(self, known: Knowledge, cta: int, line: int) -> None:
-        """BarrierError when nobody has initialised the barrier, RaceError when somebody has whom its user does not know of."""
+        """BarrierError when the barrier was never initialised, RaceError when a role has whose initialisation its user does not know of."""
         quote = self.barrier.program.session.source.quote
         if not self.count:
             raise BarrierError(f"{quote(line)}: {self.name} is used before mbarrier.init")
@@ -226,7 +226,7 @@ class BarrierArray:
 
     def __init__(self, count: int, make: Callable[[int], Barrier], program: Context, name: str) -> None:
         self._count, self._make, self._program, self.name = count, make, program, name
-        #: Those that somebody asked for: kernels also take memory of this kind to fill an SM.
+        #: Those that were asked for: kernels also take memory of this kind to fill an SM.
         self._barriers: dict[int, Barrier] = {}
 
     @property

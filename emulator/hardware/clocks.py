@@ -7,6 +7,8 @@ own.  An event happens before another when the other's `Knowledge` contains it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 #: Codes of events in shadow memory: epochs of stream a start at a << STREAM_SHIFT, copies at COPY.
 STREAM_SHIFT = 24
 COPY = 1 << 40
@@ -32,7 +34,7 @@ def code_of(stream: int, epoch: int) -> int:
 class Knowledge:
     """Epochs of streams, the ones fenced for the asynchronous proxy, completed copies (a bit each), and what atomics told of other programs."""
 
-    __slots__ = ("copies", "epochs", "fenced", "others", "unfenced")
+    __slots__ = ("copies", "epochs", "fenced", "ordinary", "others", "seen", "unfenced")
 
     def __init__(self) -> None:
         self.epochs = [0] * STREAMS
@@ -42,12 +44,16 @@ class Knowledge:
         self.unfenced = 0
         #: Number of another program of the launch -> what of it happened before; never changed in place.
         self.others: dict[int, Knowledge] = {}
+        #: Those of them that ordinary instructions learnt of, with no fence for the copy engine behind.
+        self.ordinary: frozenset[int] = frozenset()
+        #: Address of an element that atomics access -> number of its latest value that was read or written before; never changed in place.
+        self.seen: dict[int, int] = {}
 
     def copy(self) -> Knowledge:
         """A snapshot."""
         new = Knowledge.__new__(Knowledge)
         new.epochs, new.fenced, new.copies = self.epochs.copy(), self.fenced.copy(), self.copies
-        new.others, new.unfenced = self.others, self.unfenced
+        new.others, new.unfenced, new.seen, new.ordinary = self.others, self.unfenced, self.seen, self.ordinary
         return new
 
     def join(self, other: Knowledge) -> None:
@@ -63,7 +69,22 @@ class Knowledge:
             self.unfenced = mine | theirs
         self.copies |= other.copies
         if other.others and other.others is not self.others:
+            # What was known before stays as it was.
+            self.ordinary |= {n for n in other.ordinary if not self._knows_all_of(n, other)}
             self.learn(other.others)
+        if other.seen and other.seen is not self.seen:
+            self.see(other.seen)
+
+    def _knows_all_of(self, number: int, other: Knowledge) -> bool:
+        """Whether what ``other`` knows of another program is known."""
+        mine, theirs = self.others.get(number), other.others.get(number)
+        return theirs is None or (mine is not None and mine.has_all(theirs))
+
+    def see(self, numbers: Mapping[int, int]) -> None:
+        """Learn of values of elements, by address, that were read or written."""
+        new = {address: n for address, n in numbers.items() if n > self.seen.get(address, -1)}
+        if new:
+            self.seen = {**self.seen, **new}
 
     def learn(self, others: dict[int, Knowledge]) -> None:
         """Learn what is known of other programs."""

@@ -26,10 +26,10 @@ class Context(Protocol):
         """Line of the kernel that runs now."""
 
     def too_weak(self, code: int) -> str:
-        """For a message about an event that nobody knows of: the wait that left it in flight; empty without one."""
+        """For a message about an event that no role knows of: the wait that left it in flight; empty without one."""
 
     def coming(self, memory: Any, cell: int) -> str:
-        """For a message about a cell of a memory that nobody has written: the copy that is on its way there; empty without one."""
+        """For a message about a cell of a memory that was never written: the copy that is on its way there; empty without one."""
 
     def here(self) -> str:
         """The running line, quoted."""

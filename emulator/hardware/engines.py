@@ -114,8 +114,8 @@ class Copy(InFlight):
     def take_effect(self) -> None:
         """Write the tile, zeros where it lies outside the tensor, and count its bytes."""
         access = Access(COPY + self.number, MATRIX_ENGINE, self.known, self.line, self.actor, True, self._fenced)
-        if self.program.session.overlaps and hasattr(self.desc, "after_launch_before"):
-            self.desc.after_launch_before(self.corner, self.known, self.line)
+        if hasattr(self.desc, "loaded"):
+            self.desc.loaded(self.corner, self.program, self.known, self.line)
         tile = self._fetch()
         part = part_of(self.program, self.desc.layout, self.cta, tile.shape)
         self.program.smem.write(self.cells, access, self.target.dtype.bits)

@@ -56,7 +56,7 @@ class Liveness:
         self._owners.append(self._owners[-1])
 
     def use(self, cell: int) -> None:
-        """Somebody reads or writes a cell."""
+        """A role reads or writes a cell."""
         span = self._owners[bisect_right(self._starts, cell) - 1]
         self._tick()
         if span.last is not None:

@@ -2,8 +2,8 @@
 
 Triton orders most of it: its compiler puts a barrier of the role between accesses to shared memory that conflict, those
 of the copy engine, of the tensor core and of barriers included, and before every arrival (seen in the PTX of Triton 3.6
-and 3.9).  It does not so for global memory, nor, before 3.9, between a load of tensor memory and a product that
-overwrites it, which one warp issues; and no barrier helps where a warp decides by itself whether to come.
+and 3.9).  It does not so for global memory, nor, before 3.9, before an atomic that releases, which one thread issues, or between
+a load of tensor memory and a product that overwrites it; and no barrier helps where a warp decides by itself whether to come.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ class Unmet:
         """Whatever the warps did is ordered before what they do from now on."""
         self._accesses.clear()
         self.signalled = False
+
+    def stored_by_others(self) -> int:
+        """Line of the latest store by another warp than the first; 0 without one."""
+        lines = (line for _, _, warps, line, stored in reversed(self._accesses) if stored and (warps > 0).any())
+        return next(lines, 0)
 
     def access(
         self, memory: Any, places: Any, warps: Any, line: int, stores: bool, quote: Callable[[int], str]

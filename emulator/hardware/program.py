@@ -88,6 +88,10 @@ class Program:
         self.steps = 0
         #: At random moments: index of the role that goes last (one more than there are: none), chosen for so many roles.
         self._lagging = self._counted = 0
+        #: Places, and their callers', where flags of other programs were read; the last one last.
+        self.flags_read: dict[tuple[int, ...], None] = {}
+        #: Whether other programs go first now.
+        self._courteous = False
 
     # -- what memory and engines ask -------------------------------------------------------------------------------
 
@@ -290,6 +294,14 @@ class Program:
         if not self.late and self.random.random() < _SWITCH:
             self._switch()
 
+    def step_of_programs(self) -> None:
+        """A point where, in random mode, other roles and other programs may go first."""
+        self._courteous = self.session.give_way is not None and self.random.random() < _SWITCH
+        if self._courteous:
+            self._switch()
+        else:
+            self.step()
+
     def _switch(self) -> None:
         segment, self._segment = self._segment, None
         self.hub.switch()
@@ -302,6 +314,13 @@ class Program:
             role.blocked = condition
             self._switch()
         role.waiting = None
+
+    def poll(self, what: str, condition: Callable[[], bool]) -> None:
+        """The running role waits for global memory to change; ``what``: for a message, what it waits for."""
+        role = self.role()
+        role.polls, role.polls_at = what, self.line()
+        self.block(condition)
+        role.polls = ""
 
     def wait(self, bar: Barrier, parity: int) -> None:
         """mbarrier.wait: each CTA at its own barrier, at a shared one only the leader."""
@@ -373,7 +392,7 @@ class Program:
             ready = [role for role in self.roles if not role.done and (role.blocked is None or role.blocked())]
             if not self.late and (not ready or self.random.random() < _EFFECT) and self._random_effect():
                 continue
-            if not ready and not self._forced_effect():
+            if not ready and not self._forced_effect() and not self._others_go_on():
                 raise deadlock(self.roles, self.session.source, self.number)
             if ready:
                 role = ready[0] if self.late else self._chosen(ready)
@@ -381,6 +400,9 @@ class Program:
                 self.current, self._segment = role, None
                 role.coroutine.switch()
                 self.current = None
+            if self._courteous and self.session.give_way is not None:
+                self.session.give_way(lambda: True)
+                self._courteous = False
         while self._forced_effect():
             pass
         for role in self.roles:
@@ -389,6 +411,13 @@ class Program:
             transfer.take_effect()
         self._check_end()
         return ProgramTrace(self.number, tuple(role.trace for role in self.roles), self.ctas)
+
+    def _others_go_on(self) -> bool:
+        """Have other programs go on, where a role waits for what one of them may store; False where none can."""
+        give_way, roles = self.session.give_way, [role for role in self.roles if not role.done]
+        if give_way is None or not any(role.polls for role in roles):
+            return False
+        return give_way(lambda: any(role.blocked is None or role.blocked() for role in roles))
 
     def _chosen(self, ready: Sequence[Role]) -> Role:
         """Who goes on next: by chance, but that one role of the program (or none) goes only when no other can.

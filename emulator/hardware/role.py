@@ -36,6 +36,8 @@ class Role:
         self.waiting: tuple[list[Instance], int, int] | None = None
         #: What a loop of it waits for in global memory, and where; empty where it does not.
         self.polls, self.polls_at = "", 0
+        #: Number of the value that an atomic load of it returned last, by the element's address.
+        self.polled: dict[int, int] = {}
         self.wgmma: deque[Wgmma] = deque()
         self.wgmma_issued = 0
         #: Line of the last wait that left a product in flight, by the product's number.

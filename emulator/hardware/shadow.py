@@ -103,7 +103,7 @@ class Shadow:
         return ""
 
     def is_written(self, cells: Any) -> bool:
-        """Whether somebody has written all of the cells."""
+        """Whether all of the cells have been written."""
         return bool((self._writer[cells] != 0).all())
 
     def forget(self, cells: Any) -> None:
@@ -118,7 +118,7 @@ class Shadow:
             if code == 0:
                 cell = int(cells[writers == 0][0])
                 raise UninitializedError(
-                    f"{self._quote(who.line)}: {who.actor} reads {self.place(cell)}, which nobody has written"
+                    f"{self._quote(who.line)}: {who.actor} reads {self.place(cell)}, which was never written"
                     f"{self._program.coming(self, cell)}"
                 )
             self._known(code, cells, writers, who, "reads", "write")
@@ -142,7 +142,7 @@ class Shadow:
             for code in _distinct(writers):
                 if code:
                     self._known(code, cells, writers, who, "writes", "write")
-        # In the order of the streams, so that the same race is named whoever came to read first.
+        # In the order of the streams, so that the same race is named whichever role came to read first.
         for stream in sorted(self._readers):
             codes, lines = self._readers[stream]
             readers = codes[cells]

@@ -1,4 +1,4 @@
-"""Nobody can go on: who waits for what, in words."""
+"""No role can go on: which waits for what, in words."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def deadlock(roles: Sequence[Role], source: Source, program: int) -> BarrierErro
             )
     report = "\n".join(
         [
-            f"deadlock in program {program}: nobody can go on",
+            f"deadlock in program {program}: no role can go on",
             *lines,
             *_made(list(lacking), list(made), source),
             *_signalled(list(lacking), chains, source),
@@ -72,14 +72,14 @@ def _likely(role: Role) -> int:
 
 
 def _made(names: Sequence[str], places: Sequence[int], source: Source) -> list[str]:
-    """Where the barriers that somebody waits for are made, with how many arrivals, and put beside others under a name."""
+    """Where the barriers that a role waits for are made, with how many arrivals, and put beside others under a name."""
     found = [*places, *(line for name in names for line in source.dataflow.makers(name))]
     quoted = [f"               {source.quote(line)[:_WIDTH]}" for line in list(dict.fromkeys(found))[:_MADE]]
     return ["  these barriers are made at", *quoted] if quoted else []
 
 
 def _signalled(names: Sequence[str], chains: Sequence[Sequence[int]], source: Source) -> list[str]:
-    """Where the barriers are signalled that somebody waits for, and what the slots and phases of both sides come from."""
+    """Where the barriers are signalled that a role waits for, and what the slots and phases of both sides come from."""
     signals = {name: source.dataflow.given(name, SILENT) for name in names}
     # Who signals first; then what both sides are told of slots and phases.
     first = by_turns([[line for line, _ in of_name][:_EACH] for of_name in signals.values()])

@@ -341,7 +341,7 @@ class Scales(Tmem):
     ) -> None:  # fmt: skip
         super().__init__(program, byte, columns, dtype, name, rows, layout)
         self._taken = taken
-        # Whoever sees the same columns as the same factors sees the same values.
+        # A load that sees the same columns as the same factors sees the same values.
         place = (byte, rows, columns)
         octets = program.scales.setdefault(place, np.zeros((rows, columns), np.uint8))
         self._a = octets.view(dtype.numpy)

@@ -33,7 +33,9 @@ class Boxes(Protocol):
     block_shape: list[int]
     layout: Any
 
-    def reduce(self, corner: Any, block: Any, compute: Any, program: Any, known: Knowledge, line: int) -> None:
+    def reduce(
+        self, corner: Any, block: Any, compute: Any, program: Any, code: int, known: Knowledge, line: int
+    ) -> None:
         """Combine a box with what is there."""
 
     def put(self, corner: Any, block: Any, program: Any, code: int, known: Knowledge, line: int) -> None:
@@ -133,7 +135,7 @@ def store_tile(role: Issuer, desc: Boxes, coordinates: Any, source: Shared, redu
         starts = [c + (s.start or 0) for c, s in zip(corner, part, strict=True)]
         program.smem.read(source.cells_of(cta), access, source.dtype.bits)
         if reduce is not None:
-            desc.reduce(starts, source.a[part], reduce, program, access.known, access.line)
+            desc.reduce(starts, source.a[part], reduce, program, access.code, access.known, access.line)
         else:
             desc.put(starts, source.a[part], program, access.code, access.known, access.line)
 

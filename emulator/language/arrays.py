@@ -6,24 +6,17 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
 from tilecast.emulator.errors import BoundsError, LayoutError, RaceError, UnsupportedError
 from tilecast.emulator.hardware.clocks import LAUNCH_BEFORE, Knowledge
+from tilecast.emulator.language import changes
 from tilecast.emulator.session import Session
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.outside import numpy_of
 from tilecast.emulator.values.scalars import Int, Int64
-
-
-class Storing(Protocol):
-    """A running program, as far as global memory needs it."""
-
-    session: Session
-    number: int
-
 
 _TORCH = {
     dtypes.FP16: "torch.float16", dtypes.BF16: "torch.bfloat16", dtypes.FP32: "torch.float32", dtypes.INT32: "torch.int32",
@@ -52,7 +45,11 @@ class Array:
         self.program = np.zeros(self.flat.size, np.int32)
         self.code = np.zeros(self.flat.size, np.int64)
         self.line = np.zeros(self.flat.size, np.int32)
+        #: The same of the last reduction; None where there is none.
+        self.adds: changes.Adds | None = None
         self._launch = 0
+        #: Whether programs of this launch have stored to it.
+        self.changed = False
         #: What the launch before stored, where this one may overlap it; None where it may not.
         self._before: Any = None
 
@@ -64,16 +61,20 @@ class Array:
         part.data = part.flat = self.flat[first:]
         part.name = f"{self.name} from element {first} on"
         part.program, part.code, part.line = self.program[first:], self.code[first:], self.line[first:]
-        part._launch = self._launch
+        part._launch, part.changed = self._launch, self.changed
+        part.adds = None if self.adds is None else self.adds.beginning_at(first)
         part._before = None if self._before is None else self._before[first:]
         return part
 
     def enter(self, launch: int, overlaps: bool = False) -> None:
         """What an earlier launch stored is ordered before this one's accesses, unless this one ``overlaps`` the last."""
         if launch != self._launch:
-            self._before = self.program != 0 if overlaps and launch == self._launch + 1 else None
+            overlaps = overlaps and launch == self._launch + 1
+            stored = self.program if self.adds is None else self.program | self.adds.program
+            self._before = stored != 0 if overlaps else None
             self._launch = launch
             self.program[:] = 0
+            self.adds, self.changed = None, False
 
     def by_launch_before(self, session: Session, places: Any, known: Knowledge, line: int, what: str) -> None:
         """RaceError where the launch before, which may still run, has stored to a place."""
@@ -165,7 +166,7 @@ _DEVICE = Device()
 
 def _flat(data: Any, size: int) -> Any:
     """The memory from the first element of ``data`` on; as integers, for numpy cannot stride over types that are not its own."""
-    bits = data.view(_bits_of(data))
+    bits = data.view(changes.bits_of(data))
     return np.lib.stride_tricks.as_strided(bits, (size,), (data.itemsize,)).view(data.dtype)
 
 
@@ -309,78 +310,34 @@ class TensorDescriptor(Box):
             block[found[0]] = self._elements(found[1])
         return block
 
-    def after_launch_before(self, corner: Sequence[int], known: Knowledge, line: int) -> None:
-        """RaceError where a box has what the launch before, which may still run, stores."""
-        session = self.session
-        found = self._inside(corner, self.block_shape) if session is not None and session.overlaps else None
-        if found is not None and session is not None and len(corner) == len(self.block_shape):
-            self.memory.by_launch_before(session, found[1], known, line, "a copy")
+    def loaded(self, corner: Sequence[int], program: changes.Storing, known: Knowledge, line: int) -> None:
+        """RaceError where a copy reads a box that somebody else stores to, and nothing orders the two."""
+        changed = program.session.overlaps or self.memory.changed
+        found = self._inside(corner, self.block_shape) if changed and len(corner) == len(self.block_shape) else None
+        if found is not None:
+            places = np.asarray(found[1]).reshape(-1)
+            changes.ordered(program, self.memory, places, known, line, "a copy", np.ones(places.shape, bool))
 
     def rows(self, numbers: Sequence[int], column: int) -> Any:
         """[numbers, columns of a box]: one box of one row for each number; zeros outside the tensor."""
         return np.concatenate([self.tile([int(number), int(column)]) for number in numbers])
 
     def reduce(
-        self, corner: Sequence[int], block: Any, compute: Any, program: Storing, known: Knowledge, line: int
+        self, corner: Sequence[int], block: Any, compute: Any, program: changes.Storing, code: int, known: Knowledge, line: int
     ) -> None:  # fmt: skip
-        """Combine a box with what is there by the ufunc ``compute``; what lies outside the tensor is dropped.
-
-        Among themselves reductions need no order; RaceError where an earlier store is not known.
-        """
+        """Combine a box with what is there by the ufunc ``compute``; what lies outside the tensor is dropped."""
         found = self._inside(corner, block.shape)
         if found is not None:
-            places = found[1].reshape(-1)
-            ordered(program, self.memory, places, known, line, "a reduction", np.ones(places.shape, bool))
-            self.memory.flat[places] = compute(self.memory.flat[places], block[found[0]].reshape(-1)).astype(
-                self.memory.flat.dtype
+            changes.reduce(
+                program, self.memory, found[1].reshape(-1), block[found[0]].reshape(-1), compute, code, known, line
             )
-            self.memory.line[places] = line
 
-    def put(self, corner: Sequence[int], block: Any, program: Storing, code: int, known: Knowledge, line: int) -> None:
+    def put(
+        self, corner: Sequence[int], block: Any, program: changes.Storing, code: int, known: Knowledge, line: int
+    ) -> None:
         """Store a box; what lies outside the tensor is dropped."""
         found = self._inside(corner, block.shape)
         if found is not None:
-            places = found[1].reshape(-1)
-            put(program, self.memory, places, block[found[0]].reshape(-1), code, known, line)
-
-
-def ordered(program: Storing, memory: Array, places: Any, known: Any, line: int, what: str, differs: Any) -> None:
-    """RaceError when an earlier store by somebody else is not known."""
-    memory.by_launch_before(program.session, places, known, line, what)
-    at = places[(memory.program[places] > 0) & differs]
-    if not at.size:
-        return
-    same = memory.program[at] == program.number + 1
-    unknown = [code for code in np.unique(memory.code[at[same]]) if not known.has(int(code))]
-    culprits = at[np.where(same, np.isin(memory.code[at], unknown), ~_told(memory, at, known))]
-    if not culprits.size:
-        return
-    first = culprits[0]
-    who = "this program" if memory.program[first] == program.number + 1 else f"program {int(memory.program[first]) - 1}"
-    quote = program.session.source.quote
-    raise RaceError(
-        f"race on element {int(first)} of {memory.name}: {what} at {quote(line)}; "
-        f"{who} has stored to it at {quote(int(memory.line[first]))}, and nothing orders the two"
-    )
-
-
-def _told(memory: Array, at: Any, known: Knowledge) -> Any:
-    """Whether the last store to each element is by a program whose atomic told of it."""
-    if not known.others:
-        return np.zeros(at.shape, bool)
-    events = np.stack([memory.program[at] - 1, memory.code[at]])
-    found, places = np.unique(events, axis=1, return_inverse=True)
-    told = np.array([known.has_of(int(number), int(code)) for number, code in found.T])
-    return told[places.reshape(-1)]
-
-
-def put(program: Storing, memory: Array, places: Any, new: Any, code: int, known: Knowledge, line: int) -> None:
-    """Store ``new`` at ``places``; the same value stored twice is no race."""
-    differs = memory.flat[places].view(_bits_of(new)) != np.ascontiguousarray(new).view(_bits_of(new))
-    ordered(program, memory, places, known, line, "a store", differs)
-    memory.flat[places] = new
-    memory.program[places], memory.code[places], memory.line[places] = program.number + 1, code, line
-
-
-def _bits_of(values: Any) -> Any:
-    return {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[values.dtype.itemsize]
+            changes.put(
+                program, self.memory, found[1].reshape(-1), block[found[0]].reshape(-1), code, known, line, engine=True
+            )

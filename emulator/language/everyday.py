@@ -246,25 +246,3 @@ class Everyday:
             shape = rest[2]
         warps = rest[3] if num_warps is None else num_warps
         return TmemRegisterLayout(tuple(int(n) for n in shape), int(warps))
-
-    # -- atomics ---------------------------------------------------------------------------------------------------------
-
-    def atomic(self, compute: Any) -> Callable[..., Any]:
-        """A read-modify-write of global memory by a numpy ufunc (None: exchange); returns what was there."""
-
-        def call(pointer: Pointer, value: Any, mask: Any = None, sem: str | None = None, **_scope: Any) -> Any:
-            program = self.program
-            program.step()
-            offsets, asked = hostside.wanted(program, pointer, mask, "atomic")
-            memory = pointer.memory
-            hostside.tell(program, memory, offsets[asked], "acq_rel" if sem is None else str(sem))
-            before = np.where(asked, memory.flat[np.where(asked, offsets, 0)], 0).astype(memory.flat.dtype)
-            new = np.broadcast_to(raw(value), offsets.shape).astype(memory.flat.dtype)[asked]
-            if compute is None:
-                memory.flat[offsets[asked]] = new
-            else:
-                compute.at(memory.flat, offsets[asked], new)
-            memory.line[offsets[asked]] = program.line()
-            return Int(int(before)) if not before.ndim and before.dtype.kind in "iu" else Tensor(self.session, before)
-
-        return call

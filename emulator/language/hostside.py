@@ -13,11 +13,12 @@ import numpy as np
 
 from tilecast.emulator.errors import BoundsError, EmulationError, IntegerError, RequestError, UnsupportedError
 from tilecast.emulator.far import Larger, Overflow
-from tilecast.emulator.hardware.clocks import Knowledge
 from tilecast.emulator.hardware.program import Program
-from tilecast.emulator.language.arrays import Array, array_of, ordered, put
+from tilecast.emulator.language.arrays import Array, array_of
+from tilecast.emulator.language.changes import ordered, put
 from tilecast.emulator.language.from_triton import from_triton, is_tritons
 from tilecast.emulator.language.growth import grown
+from tilecast.emulator.language.residents import run_programs
 from tilecast.emulator.session import Growth, Planned, Session
 from tilecast.emulator.source import Source
 from tilecast.emulator.values import dtypes
@@ -112,21 +113,6 @@ def load(session: Session, pointer: Pointer, mask: Any = None, other: Any = 0) -
     return found
 
 
-def tell(program: Program, memory: Array, places: Any, sem: str) -> None:
-    """An atomic at ``places``: one that releases tells those that acquire there later what its program has done, and has been told."""
-    told, agents = program.session.told, program.role().agents
-    for place in places.reshape(-1).tolist():
-        at = memory.flat.__array_interface__["data"][0] + place * memory.flat.itemsize
-        if sem in ("acquire", "acq_rel") and at in told:
-            for agent in agents:
-                agent.knowledge.join(told[at])
-        if sem in ("release", "acq_rel"):
-            known = told.setdefault(at, Knowledge())
-            for agent in agents:
-                released = agent.release()
-                known.learn({**released.others, program.number: released})
-
-
 def running(session: Session) -> Program:
     """The running program; UnsupportedError outside a kernel."""
     program = session.program
@@ -191,7 +177,8 @@ class Jitted:
             session.fusion = bool(enable_fp_fusion)
             session.launches += 1
             session.overlaps = bool(options.get("launch_pdl", False))
-            session.told.clear()
+            session.flags.clear()
+            session.apart.clear()
             session.made_layouts.clear()
             session.num_warps = int(options.get("num_warps", bound.get("num_warps", 4)))
             given = {name: _argument(session, value) for name, value in bound.items()}
@@ -201,15 +188,18 @@ class Jitted:
                 far = self._larger(session.growth, given, extents)
             if far is not None:
                 far.indices = session.indices
-            session.pending = pending_programs(session, int(np.prod(extents)), num_ctas)
-            for number in range(int(np.prod(extents))):
-                if number in session.cancelled:
-                    continue
-                session.started = number
+            count = int(np.prod(extents))
+            session.pending = pending_programs(session, count, num_ctas)
+
+            def enter(number: int) -> None:
                 # One program's expressions stand for all: the intervals are over all programs.
                 session.larger = far if number == 0 else None
+
+            def run(number: int) -> Any:
                 arguments = given if session.larger is None else _followed(given, session.larger)
-                session.traces.append(self._program(number, extents, num_ctas, arguments))
+                return self._program(number, extents, num_ctas, arguments)
+
+            session.traces += run_programs(session, count, count - len(session.pending), run, enter)
             session.larger = None
             return Compiled(self, options)
 

@@ -1,4 +1,4 @@
-"""Functions of gluon.language that Triton has since 3.7 or that few kernels call: sums along, bits, FP4, atomics that load, store and wait."""
+"""Functions of gluon.language that Triton has since 3.7 or that few kernels call: sums along, bits, FP4, dependent launches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilecast.emulator.language import hostside
 from tilecast.emulator.session import Session
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.scalars import Int
-from tilecast.emulator.values.tensors import Pointer, Tensor, raw, reduced
+from tilecast.emulator.values.tensors import Tensor, raw, reduced
 
 #: e2m1, by its four bits.
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
@@ -90,71 +90,6 @@ def fp4_to_fp(session: Session, src: Tensor, elem_type: Any, axis: Any) -> Tenso
     return out
 
 
-def atomic_cas(session: Session, pointer: Pointer, cmp: Any, val: Any, sem: Any = None, **_scope: Any) -> Any:
-    """Where ``cmp`` is there, ``val`` takes its place; what was there."""
-    program = hostside.running(session)
-    program.step()
-    offsets, asked = hostside.wanted(program, pointer, None, "atomic")
-    memory = pointer.memory
-    hostside.tell(program, memory, offsets[asked], "acq_rel" if sem is None else str(sem))
-    before = memory.flat[offsets].copy()
-    new = np.where(before == np.asarray(raw(cmp)), np.asarray(raw(val)), before).astype(memory.flat.dtype)
-    memory.flat[offsets] = new
-    memory.line[offsets] = program.line()
-    return _answer(session, pointer, before)
-
-
-def atomic_load(session: Session, pointer: Pointer, mask: Any = None, sem: Any = None, **_scope: Any) -> Any:
-    """What is there, in order with what its writers did before they stored it."""
-    program = hostside.running(session)
-    program.step()
-    offsets, asked = hostside.wanted(program, pointer, mask, "atomic")
-    hostside.tell(program, pointer.memory, offsets[asked], "acquire" if sem is None else str(sem))
-    found = np.where(asked, pointer.memory.flat[np.where(asked, offsets, 0)], 0).astype(pointer.memory.flat.dtype)
-    return _answer(session, pointer, found)
-
-
-def atomic_store(
-    session: Session, pointer: Pointer, val: Any, mask: Any = None, sem: Any = None, **_scope: Any
-) -> None:
-    """Store, and tell those that acquire there of what was done before."""
-    program = hostside.running(session)
-    program.step()
-    offsets, asked = hostside.wanted(program, pointer, mask, "atomic")
-    memory = pointer.memory
-    hostside.tell(program, memory, offsets[asked], "release" if sem is None else str(sem))
-    memory.flat[offsets[asked]] = np.broadcast_to(np.asarray(raw(val)), offsets.shape).astype(memory.flat.dtype)[asked]
-    memory.line[offsets[asked]] = program.line()
-
-
-def atomic_poll(session: Session, pointer: Pointer, expected_value: Any, sem: Any = None, **_limits: Any) -> Any:
-    """Wait until a value is there; DeadlockError where neither an earlier program nor another role stores it."""
-    program = hostside.running(session)
-    program.step()
-    offsets, asked = hostside.wanted(program, pointer, None, "atomic")
-    memory, role = pointer.memory, program.role()
-    wanted = np.broadcast_to(np.asarray(raw(expected_value)), offsets.shape)
-
-    def there() -> bool:
-        return bool((memory.flat[offsets] == wanted).all())
-
-    if not there():
-        first = int(np.asarray(offsets).reshape(-1)[0])
-        role.polls_at = program.line()
-        role.polls = f"element {first} of {memory.name} to become {wanted.reshape(-1)[0]}, which earlier programs leave at {memory.flat[first]}"
-        program.block(there)
-        role.polls = ""
-    hostside.tell(program, memory, offsets[asked], "acquire" if sem is None else str(sem))
-    return _answer(session, pointer, np.ones(offsets.shape, bool))
-
-
-def _answer(session: Session, pointer: Pointer, values: Any) -> Any:
-    if not values.ndim and values.dtype.kind in "iu":
-        return Int(int(values))
-    layout = pointer.offset.layout if isinstance(pointer.offset, Tensor) else None
-    return bool(values) if not values.ndim and values.dtype.kind == "b" else Tensor(session, values, layout)
-
-
 def aggregate_replace(instance: Any, **changes: Any) -> Any:
     """A copy of an aggregate with other values in some fields."""
     names = list(type(instance).__annotations__)
@@ -191,7 +126,7 @@ def dependent_launches(session: Session) -> dict[str, Any]:
 
 def names(session: Session) -> dict[str, Any]:
     """By name in gluon.language."""
-    functions = (expect_zero, xor_sum, reduce_or, umulhi, fp4_to_fp, atomic_cas, atomic_load, atomic_store, atomic_poll)
+    functions = (expect_zero, xor_sum, reduce_or, umulhi, fp4_to_fp)
     return {
         **{fn.__name__: functools.partial(fn, session) for fn in functions},
         "cumsum": functools.partial(_along(np.add), session),

@@ -265,7 +265,7 @@ class _Registers:
         if name in _SPECIAL:
             return np.full_like(self.like, self.program_id)
         if name in self.lasting:
-            # Of all threads alike: whoever reads it may have another number of threads.
+            # Of all threads alike: the role that reads it may have another number of threads.
             return np.full_like(self.like, self.lasting[name])
         try:
             if name.startswith("0f"):

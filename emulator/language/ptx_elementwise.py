@@ -53,7 +53,7 @@ class Elementwise:
                     found.append(step[0](*(found[number] for number in step[1:])))
                 else:
                     found.append(step)
-        # What is only handed on is nobody else's either.
+        # What is only handed on is no other's either.
         return found[-1].copy() if type(self._steps[-1]) is not tuple else found[-1]
 
 

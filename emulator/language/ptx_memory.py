@@ -16,7 +16,7 @@ import numpy as np
 
 from tilecast.emulator.errors import BoundsError, UnsupportedError
 from tilecast.emulator.hardware.program import Program
-from tilecast.emulator.language import hostside
+from tilecast.emulator.language import atomics
 from tilecast.emulator.values.tensors import Pointer
 
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
@@ -28,15 +28,16 @@ _COMPUTE: dict[str, Callable[[int, int], int]] = {
 }  # fmt: skip
 #: ld, st, red or atom; what of ordering, scope and operation follows; the type.
 _MEMORY = re.compile(r"(ld|st|red|atom)((?:\.\w+)*)\.global((?:\.\w+)*)\.([sub]32)$")
-#: What orders nothing here: for global memory atomics say what is known, and engines use it as threads do.
+#: What orders nothing here: for global memory atomics say what is known.
 _FENCES = (
     "membar.gl",
     "membar.sys",
     "fence.acq_rel.gpu",
     "fence.acq_rel.sys",
-    "fence.proxy.async.global",
     "nanosleep.u32",
 )
+#: Between what ordinary instructions and what the copy engine do: of all memory, of shared memory, of global memory.
+_PROXY_FENCES = ("fence.proxy.async", "fence.proxy.async.shared::cta", "fence.proxy.async.global")
 _ORDERINGS = {"acquire", "release", "acq_rel", "relaxed", "volatile"}
 
 
@@ -113,13 +114,10 @@ class _Thread:
         if self.watched is None:
             raise UnsupportedError(f"{self.program.here()}: a loop in PTX that reads no memory: '{step.text}'")
         memory, place = self.watched
-        seen = memory.flat[place].tobytes()
-        self.program.role().polls_at = self.program.line()
-        self.program.role().polls = (
-            f"element {place} of {memory.name} to change, which earlier programs leave at {self._number(memory, place)}"
+        self.program.poll(
+            f"element {place} of {memory.name} to change, which earlier programs leave at {self._number(memory.flat[place])}",
+            atomics.changes_after(self.program, memory, place),
         )
-        self.program.block(lambda: memory.flat[place].tobytes() != seen)
-        self.program.role().polls = ""
 
     def _read(self, name: str) -> int:
         value = self.values.get(name, name)
@@ -140,9 +138,12 @@ class _Thread:
             self.values[operands[0]] = int(compared)
         elif first in ("add", "sub", "and", "or", "xor") and rest in ("s32", "u32", "b32"):
             self.values[operands[0]] = _COMPUTE[first](self._read(operands[1]), self._read(operands[2]))
-        elif op in ("fence.proxy.async", "fence.proxy.async.shared::cta"):
+        elif op in _PROXY_FENCES:
             for agent in self.program.role().agents:
-                agent.fence()
+                if op != "fence.proxy.async.global":
+                    agent.fence()
+                if op != "fence.proxy.async.shared::cta":
+                    agent.knowledge.ordinary = frozenset()
         elif op in ("cp.async.bulk.wait_group", "cp.async.bulk.wait_group.read"):
             role = self.program.role()
             role.stores.wait(self._read(operands[0]), role.agents)
@@ -165,29 +166,31 @@ class _Thread:
             raise BoundsError(
                 f"{self.program.here()}: {kind} of element {place} of {memory.name}, which has {memory.flat.size}"
             )
+        self.program.step_of_programs()
         ordering = next((word for word in words if word in _ORDERINGS), "relaxed")
-        before = self._number(memory, place)
         if kind == "ld":
             self.watched = memory, place
-            hostside.tell(self.program, memory, np.array([place]), ordering)
-            self.values[operands[0]] = before
+            self.values[operands[0]] = self._number(atomics.read(self.program, memory, place, ordering))
             return
-        value = self._read(operands[-1])
+        operand, compute = self._read(operands[-1]), _COMPUTE["exch"]
         if kind != "st":
-            compute = next((word for word in words if word in _COMPUTE), None)
-            if compute is None:
+            word = next((word for word in words if word in _COMPUTE), None)
+            if word is None:
                 raise UnsupportedError(
                     f"{self.program.here()}: the emulator does not know the PTX operation '{found[0]}'"
                 )
-            value = _COMPUTE[compute](before, value)
-        hostside.tell(self.program, memory, np.array([place]), ordering)
-        memory.flat[place : place + 1] = np.array([_signed(value)], np.int32).view(memory.flat.dtype)
-        memory.line[place] = self.program.line()
-        if kind == "atom":
-            self.values[operands[0]] = before
+            compute = _COMPUTE[word]
 
-    def _number(self, memory: Any, place: int) -> int:
-        return int(memory.flat[place : place + 1].view(np.int32)[0])
+        def new(_: int, old: Any) -> Any:
+            return np.array(_signed(compute(self._number(old), operand)), np.int32).view(memory.flat.dtype)
+
+        before = atomics.write(self.program, memory, [place], ordering, new, modifies=kind != "st")
+        if kind == "atom":
+            self.values[operands[0]] = self._number(before[0])
+
+    def _number(self, bits: Any) -> int:
+        """32 bits of any type as a signed number."""
+        return int(np.asarray(bits).view(np.int32))
 
 
 def _signed(value: int) -> int:

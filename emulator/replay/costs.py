@@ -71,7 +71,7 @@ def is_rescale(work: Work) -> bool:
 def product_load(issue: MatrixIssue, machine: Machine) -> Load:
     """A matrix product on the tensor core: of tcgen05 all of it, of wgmma one of its instructions (`wgmma_instructions`).
 
-    UnsupportedError where nobody measured it: other types than 16 and 8 bits, other shapes.
+    UnsupportedError where it was not measured: other types than 16 and 8 bits, other shapes.
     """
     if issue.dtype not in DTYPES:
         raise UnsupportedError(f"no rate of products of {issue.dtype} is known here")
@@ -109,7 +109,7 @@ def wgmma_instructions(issue: MatrixIssue) -> int:
 
 
 def completion_cycles(issue: MatrixIssue, machine: Machine) -> float:
-    """From the end of a product to whoever waits for it."""
+    """From the end of a product to the role that waits for it."""
     rows = min(issue.m, _ROWS) if machine.tensor_kind == "wgmma" else issue.m * issue.pair
     return mma_completion_latency_cycles(machine, rows, issue.n, DTYPES[issue.dtype], issue.a_home, issue.pair)
 

@@ -286,7 +286,7 @@ class _Replay:
         elif isinstance(event, CopyIssue):
             self._span(name, event.name, entry.start, now, event.line, "copy")
             if event.key is not None:
-                # Nobody has asked for the first tiles before: they come from memory.
+                # The first tiles were not asked for before: they come from memory.
                 latency = costs.copy_latency(self.machine, cold=not self.multiplied)
                 self.contribute(event.key, now + (0.0 if COPY_LATENCY in self.without else latency))
         else:

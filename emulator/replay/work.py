@@ -137,7 +137,7 @@ def _reduction(step: Step, warps: int, ctas: int, costs: Costs) -> list[_Stream]
     elif len(step.shape) == 1:
         along, lanes, apart = int(held), _LANES.bit_length() - 1, int(warps > 1)
     else:
-        # Where nobody knows, a thread has its row.
+        # Where it is not known, a thread has its row.
         along, lanes, apart = min(int(held), step.shape[axis]), 0, 0
     left = max(1.0, held / max(1, along))
     inputs = costs.inputs if step.pipe == "max" else 1.0

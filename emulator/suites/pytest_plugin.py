@@ -154,7 +154,7 @@ class _Rerouted:
 
     @pytest.fixture(autouse=True)
     def _gluon_launches(self, request: pytest.FixtureRequest) -> Iterator[None]:
-        """Each test starts with memories that nobody touched."""
+        """Each test starts with memories that nothing touched."""
         from tilecast.emulator.suites.launches import read_mode
 
         self.suite.begin(*read_mode(getattr(request, "param", "late")))

@@ -6,6 +6,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from tilecast.emulator.errors import IntegerError
 from tilecast.emulator.far import Far, combined, far_of, frames
 from tilecast.emulator.values import dtypes
@@ -15,7 +17,7 @@ class Int(int):
     """A 32-bit scalar with C's division and an overflow check; also a compile-time constant (``value``)."""
 
     bits = 32
-    #: What it would be in far larger problems; None where nobody asks.
+    #: What it would be in far larger problems; None where not asked for.
     far: Far | None = None
 
     def to(self, dtype: Any) -> Int:
@@ -25,7 +27,7 @@ class Int(int):
         return Int64(self).sampled(self.far) if dtype is dtypes.INT64 else Int(self).sampled(self.far.narrowed())
 
     def sampled(self, far: Far | None) -> Int:
-        """This number, which nobody else has yet, with intervals."""
+        """This number, which no other value shares yet, with intervals."""
         if far is not None:
             self.far = far.widened() if self.bits == 64 else far
         return self
@@ -147,6 +149,11 @@ class Float(float):
     def value(self) -> float:
         """The plain number."""
         return float(self)
+
+    def to(self, dtype: Any) -> Int | Float:
+        """The number as another type: towards zero as an integer."""
+        whole = np.issubdtype(dtype.numpy, np.integer)
+        return Int(int(self)).to(dtype) if whole else Float(self)
 
 
 class Str(str):

@@ -42,7 +42,7 @@ class Tensor:
         self.pending: Any = None
         #: (x, y) when this is their product and the compiler may fuse it into a sum.
         self.product: tuple[Any, Any] | None = None
-        #: What its elements would be in far larger problems; None where nobody asks.
+        #: What its elements would be in far larger problems; None where not asked for.
         self.far: Far | None = None
         #: Which of its columns a thread computes once; None where it is not known.
         self.columns: Columns | None = None
@@ -74,7 +74,7 @@ class Tensor:
         return self._a
 
     def sampled(self, far: Far | None) -> Tensor:
-        """This tensor, which nobody else has yet, with intervals, if it is of truth values or of integers of 32 or 64 bits."""
+        """This tensor, which no other value shares yet, with intervals, if it is of truth values or of integers of 32 or 64 bits."""
         if far is not None and (self.bits or self._a.dtype.kind == "b"):
             self.far = far.widened() if self.bits == 64 else far
         return self
@@ -130,7 +130,7 @@ class Tensor:
         self.made = self.session.charge(pipe, count, self._a.shape, self.layout, needs)
 
     def computed(self, pipe: str, *operands: Any, moved: bool = False) -> Tensor:
-        """This tensor, which nobody else has yet, charged as one operation of the ``operands`` for each of its columns that a thread
+        """This tensor, which no other value shares yet, charged as one operation of the ``operands`` for each of its columns that a thread
         computes; ``moved``: by a number that the launch knows, which is part of an address."""
         self.columns = joint_columns(self, operands, moved)
         if self.columns is None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from tilecast.base.html_table import html_table
-from tilecast.explore.review.content.content import ReviewContent, tflops_text
+from tilecast.base.words import significant
+from tilecast.explore.review.content.content import ReviewContent
 from tilecast.explore.review.page.render import html_page, markdown_files
 
 
@@ -32,7 +33,7 @@ class Review(ReviewContent):
 
     def _repr_html_(self) -> str:
         rows = [
-            (r.name, f"{r.time_ms:.4g}", tflops_text(r.tflops), f"{tflops_text(r.low)} to {tflops_text(r.high)}", f"{r.clock_mhz:.0f}")
+            (r.name, f"{r.time_ms:.4g}", significant(r.tflops), f"{significant(r.low)} to {significant(r.high)}", f"{r.clock_mhz:.0f}")
             for r in self.regimes
         ]  # fmt: skip
         head = html_table(self.title, ("clock", "time, ms", "TFLOP/s", "interval", "MHz"), rows)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilecast.base.html_table import html_table
 from tilecast.explore.sweep.errors import SweepError
 from tilecast.explore.sweep.summary import summary
 from tilecast.model.kernel.workload import Workload
@@ -27,7 +28,13 @@ _RENAMED = {"tflops": "throughput_tflops", "tflops_low": "throughput_low_tflops"
 _HIDDEN = ("busy", "lost", "role")
 
 
-@dataclass(frozen=True)
+#: Columns and rows that a notebook shows: `SweepTable.to_pandas` has the others.
+_SHOWN = ("machine", "pass", "kernel", "dtype", "batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "head_dim_qk", "mask",
+          "asked_variant", "asked_clock", "status", "time_ms", "throughput_tflops", "binding_kind", "reason")  # fmt: skip
+_MOST_SHOWN = 50
+
+
+@dataclass(frozen=True, repr=False)
 class SweepTable:
     """Rows in the order of the specification; a list of dictionaries in all but name."""
 
@@ -75,6 +82,17 @@ class SweepTable:
     def __str__(self) -> str:
         return self.text()
 
+    def __repr__(self) -> str:
+        return f"<SweepTable of {len(self.rows)} rows, {len(self.columns)} columns: {self.count('ok')} ok>"
+
+    def _repr_html_(self) -> str:
+        """The rows a notebook shows, by the columns that say what was asked and how fast it is."""
+        names = [name for name in _SHOWN if name in self.columns]
+        cells = [[_cell(row.get(name)) for name in names] for row in self.rows[:_MOST_SHOWN]]
+        more = len(self.rows) - len(cells)
+        title = self.title or f"{len(self.rows)} rows"
+        return html_table(f"{title}, the first {len(cells)}" if more else title, names, cells)
+
     def encoded(self, ending: str) -> bytes:
         """The table as the content of a file with one of FORMATS; absent cells are empty (CSV) or null."""
         if ending == ".csv":
@@ -91,6 +109,10 @@ class SweepTable:
         except ImportError as error:
             raise SweepError(f"Parquet needs pyarrow ({error}): pip install 'tilecast[report]'") from None
         return memory_bytes.getvalue()
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def table_row(item: Mapping[str, Any], result: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def addmm(
             c = c.expand(shape)
         if key is None:
             return _functional(c, a, b, beta, alpha)
-        # Nobody watches and nothing has a gradient: the dispatcher would cost more than all the rest.
+        # Nothing watches and nothing has a gradient: the dispatcher would cost more than all the rest.
         out = _empty(c, a, b)
         again = _compute(c, a, b, beta, alpha, out)
         if again is not None:

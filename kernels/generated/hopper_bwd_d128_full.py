@@ -11,7 +11,7 @@ launch leaves it to them.  row_terms goes before, round_dq after. Runs on sm_90a
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_bwd", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "bwd",
-    "variant": "family=fa3_bwd,tile_m=64,dq_slots=2,heads_abreast=16,dk_first=false,adders=2,ahead=false,fragments=true,folded=lse,held=false",
+    "variant": "family=fa3_bwd,tile_m=64,dq_slots=2,heads_abreast=16,dk_first=false,adders=2,ahead=false,fragments=true,folded=lse,held=false,persistent=true",
     "workload": {"batch": 4, "heads_q": 16, "heads_kv": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 128, "head_dim_v": 128, "mask": "none", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -48,6 +48,17 @@ PARTS = gl.constexpr(1)  # of a step, of 64 queries each
 STAGES = gl.constexpr(2)  # tiles of Q and dO, and of dS
 ADDERS = gl.constexpr(2)  # warps that add up dQ, tiles by turns
 DQ_SLOTS = gl.constexpr(2)  # tiles of dQ on their way out
+DEALT = gl.constexpr(2)  # items that a program was dealt and not all roles have taken
+FULL = gl.constexpr(0)
+EMPTY = gl.constexpr(2)
+DQ_EMPTY = gl.constexpr(4)
+DS_FULL = gl.constexpr(6)
+DEALT_FULL = gl.constexpr(8)
+DEALT_EMPTY = gl.constexpr(10)
+KV_FULL = gl.constexpr(12)
+KV_EMPTY = gl.constexpr(13)
+PIECES_EMPTY = gl.constexpr(14)
+BARRIERS = gl.constexpr(15)
 SUM_ROWS, SUM_COLUMNS = gl.constexpr(256), gl.constexpr(32)  # of a tile of dQ in its workspace
 HEADS_ABREAST = gl.constexpr(16)  # heads whose blocks of keys programs take by turns
 ANY_ORDER_ABREAST = gl.constexpr(8)  # heads abreast where programs do not wait for each other
@@ -56,9 +67,9 @@ PADDED = gl.constexpr(64)  # terms and sums of a head are there for a multiple o
 PIECES = gl.constexpr(16)  # bf16 pieces of the numbers of a row, the K of wgmma
 LOG2E = gl.constexpr(1.4426950408889634)
 DTYPES = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16, "torch.float32": gl.float32}
-OPTIONS = (  # of the kernels, in the order of their launches
+OPTIONS = (  # of the kernels, in the order of their launches; level 2 of the register allocation spills
     {"num_warps": 4, "enable_fp_fusion": True},
-    {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True},
+    {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True, "ptx_options": "--regAllocOptLevel=4"},
     {"num_warps": 4, "enable_fp_fusion": True},
 )
 
@@ -76,12 +87,10 @@ def accumulator(columns):
 
 
 @gluon.jit
-def barriers(SLOTS: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Barriers that complete a phase with every ``ARRIVALS`` arrivals."""
-    made = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+def barriers(made, FIRST: gl.constexpr, SLOTS: gl.constexpr, ARRIVALS: gl.constexpr):
+    """Sets up barriers that complete a phase with every ``ARRIVALS`` arrivals."""
     for i in gl.static_range(SLOTS):
-        mbarrier.init(made.index(i), count=ARRIVALS)
-    return made
+        mbarrier.init(made.index(FIRST + i), count=ARRIVALS)
 
 
 # One launch, and what of it lies in shared memory: tiles; barriers that tell that tiles of a step are there or may be
@@ -89,25 +98,24 @@ def barriers(SLOTS: gl.constexpr, ARRIVALS: gl.constexpr):
 Problem = namedtuple(
     "Problem", "deltas counters seqlen_q seqlen_k heads_q group key_blocks heads padded in_order scale_log2 scale"
 )
-Shared = namedtuple("Shared", "q dout k v ds dq pieces full empty dq_empty kv_full ds_full deltas pieces_empty")
+Shared = namedtuple("Shared", "q dout k v ds dq pieces dealt deltas barriers")
 
 
 # -- work --------------------------------------------------------------------------------------------------------------
 @gluon.jit
-def work_item(problem):
-    """(batch, key/value head, block of keys) of this program.
+def work_item(problem, item):
+    """(batch, key/value head, block of keys) of an item.
 
-    Blocks of a head go to programs in their order, so a program only ever waits for programs that were started before it.
+    Blocks of a head are dealt in their order, so an item only ever waits for items that were dealt before it.
     Some heads take turns: the fewer programs of one head run together, the less they wait at its first block of dQ. Where sums
     may have any order nobody waits, and few heads share L2.
     """
-    pid = gl.program_id(0)
     key_blocks = own_copy(problem.key_blocks)
     most = HEADS_ABREAST
     most = gl.where(own_copy(problem.in_order) != 0, most, ANY_ORDER_ABREAST)
-    first_head = pid // (most * key_blocks) * most
+    first_head = item // (most * key_blocks) * most
     abreast = gl.minimum(most, problem.heads - first_head)
-    place = pid - first_head * key_blocks
+    place = item - first_head * key_blocks
     head = first_head + place % abreast
     heads_kv = problem.heads_q // problem.group
     return head // heads_kv, head % heads_kv, place // abreast
@@ -134,35 +142,72 @@ def hide_keys(problem, p, key, row):
 
 # -- the load warp -----------------------------------------------------------------------------------------------------
 @gluon.jit
+def deal(shared, problem, i):
+    """The next item that no program has, told to the other roles as this program's number ``i`` after its first."""
+    slot = i % DEALT
+    blocks = problem.heads * problem.group * (problem.padded // TILE_M)
+    # A float32, as everything in its tensor: exact up to 2^24 items, whose K and V no GPU can hold.
+    item = gl.num_programs(0) + gl.atomic_add(problem.counters + blocks, 1.0, sem="relaxed").to(gl.int32)
+    mbarrier.wait(shared.barriers.index(DEALT_EMPTY + slot), i // DEALT & 1 ^ 1)
+    shared.dealt.index(slot).store(item + gl.zeros([1], gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
+    mbarrier.arrive(shared.barriers.index(DEALT_FULL + slot), count=1)
+    return item
+
+
+@gluon.jit
+def next_item(shared, i, WARPS: gl.constexpr):
+    """What the load warp was dealt as number ``i``."""
+    slot = i % DEALT
+    mbarrier.wait(shared.barriers.index(DEALT_FULL + slot), i // DEALT & 1)
+    item = gl.max(shared.dealt.index(slot).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
+    mbarrier.arrive(shared.barriers.index(DEALT_EMPTY + slot), count=1)
+    return item
+
+
+@gluon.jit
+def load_kv(k_desc, v_desc, shared, i, batch, head, key):
+    """K and V of this program's item ``i`` into their only tiles, once no product reads them."""
+    full = shared.barriers.index(KV_FULL)
+    mbarrier.wait(shared.barriers.index(KV_EMPTY), i & 1 ^ 1)
+    mbarrier.expect(full, k_desc.block_type.nbytes + v_desc.block_type.nbytes)
+    copy_tile(k_desc, [batch, head, key, 0], full, shared.k.index(0))
+    copy_tile(v_desc, [batch, head, key, 0], full, shared.v.index(0))
+
+
+@gluon.jit
 def load_role(pieces_desc, q_desc, dout_desc, k_desc, v_desc, shared, problem):
-    """Copies K and V once, then Q, dO and the terms of their rows, blocks of queries from the last to the first."""
-    batch, head_kv, block = work_item(problem)
-    first, _, end = query_blocks(problem, block)
-    mbarrier.expect(shared.kv_full, k_desc.block_type.nbytes + 2 * v_desc.block_type.nbytes)
-    copy_tile(k_desc, [batch, head_kv, block * TILE_N, 0], shared.kv_full, shared.k)
-    for g in gl.static_range(2):
-        copy_tile(v_desc, [batch, head_kv, block * TILE_N + g * KEYS, 0], shared.kv_full, shared.v.index(g))
+    """Copies K and V of each item, then Q, dO and the terms of their rows, blocks of queries from the last to the first."""
     rows = gl.arange(0, TILE_M, layout=gl.BlockedLayout([TILE_M // 32], [32], [1], [0]))
+    items = own_copy(problem.key_blocks) * own_copy(problem.heads)
+    item = gl.program_id(0)
+    i = 0
     n = 0
-    for head in range(head_kv * problem.group, head_kv * problem.group + problem.group):
-        deltas = problem.deltas + (batch * problem.heads_q + head).to(gl.int64) * problem.padded
-        for step in range(end - first):
-            row = (end - 1 - step) * TILE_M
-            slot = n % STAGES
-            full = shared.full.index(slot)
-            mbarrier.wait(shared.empty.index(slot), n // STAGES & 1 ^ 1)
-            mbarrier.expect(
-                full, q_desc.block_type.nbytes + dout_desc.block_type.nbytes + pieces_desc.block_type.nbytes
-            )
-            copy_tile(q_desc, [batch, head, row, 0], full, shared.q.index(slot))
-            copy_tile(dout_desc, [batch, head, row, 0], full, shared.dout.index(slot))
-            # The bulk copy engine would want a descriptor for these few numbers.
-            shared.deltas.index(slot).store(gl.load(deltas + row + rows))
-            mbarrier.arrive(full, count=1)
-            # The only tile, and so the last to be copied into.
-            mbarrier.wait(shared.pieces_empty, n & 1 ^ 1)
-            copy_tile(pieces_desc, [batch, head, row, 0], full, shared.pieces.index(0))
-            n += 1
+    while item < items:
+        batch, head_kv, block = work_item(problem, item)
+        first, _, end = query_blocks(problem, block)
+        key = block * TILE_N
+        load_kv(k_desc, v_desc, shared, i, batch, head_kv, key)
+        for head in range(head_kv * problem.group, head_kv * problem.group + problem.group):
+            deltas = problem.deltas + (batch * problem.heads_q + head).to(gl.int64) * problem.padded
+            for step in range(end - first):
+                row = (end - 1 - step) * TILE_M
+                slot = n % STAGES
+                full = shared.barriers.index(FULL + slot)
+                mbarrier.wait(shared.barriers.index(EMPTY + slot), n // STAGES & 1 ^ 1)
+                mbarrier.expect(
+                    full, q_desc.block_type.nbytes + dout_desc.block_type.nbytes + pieces_desc.block_type.nbytes
+                )
+                copy_tile(q_desc, [batch, head, row, 0], full, shared.q.index(slot))
+                copy_tile(dout_desc, [batch, head, row, 0], full, shared.dout.index(slot))
+                # The bulk copy engine would want a descriptor for these few numbers.
+                shared.deltas.index(slot).store(gl.load(deltas + row + rows))
+                mbarrier.arrive(full, count=1)
+                # The only tile, and so the last to be copied into.
+                mbarrier.wait(shared.barriers.index(PIECES_EMPTY), n & 1 ^ 1)
+                copy_tile(pieces_desc, [batch, head, row, 0], full, shared.pieces.index(0))
+                n += 1
+        item = deal(shared, problem, i)
+        i += 1
 
 
 # -- the warps that add up dQ -----------------------------------------------------------------------------------------
@@ -206,41 +251,72 @@ def pass_turn(counter):
 
 
 @gluon.jit
-def add_role(w: gl.constexpr, sums_desc, shared, problem):
+def sums_in(shared, desc, n):
+    """Tile ``n`` on its way out as four tiles of ``desc``."""
+    tile = shared.dq.index(n % DQ_SLOTS)
+    reinterpret: gl.constexpr = tile.reinterpret if REINTERPRET_IS_PUBLIC else tile._reinterpret
+    return reinterpret(desc.dtype, [4] + desc.block_type.shape, desc.layout)
+
+
+@gluon.jit
+def store_sums(desc, shared, n, batch, head, block):
+    """dV or dK of an item, which is tile ``n`` on its way out."""
+    wait_for_ds(shared, n)
+    for i in gl.static_range(4):
+        place = [batch, head, block * TILE_N + i // 2 * KEYS, i % 2 * 64]
+        store_tile(desc, place, sums_in(shared, desc, n).index(i))
+    tma.store_wait(0)
+    mbarrier.arrive(shared.barriers.index(DQ_EMPTY + n % DQ_SLOTS), count=1)
+
+
+@gluon.jit
+def add_role(w: gl.constexpr, sums_desc, dk_desc, dv_desc, shared, problem):
     """Adds every ADDERS-th tile of dQ to its sum in global memory, which the first block of keys writes; in its turn, or in any order."""
-    batch, head_kv, block = work_item(problem)
-    in_order = own_copy(problem.in_order) != 0
-    turn = gl.where(in_order, block, gl.minimum(block, 1))
-    first, _, end = query_blocks(problem, block)
     # What is there after the first step is no dQ yet.
     if w == 0:
         wait_for_ds(shared, 0)
-        mbarrier.arrive(shared.dq_empty.index(0), count=1)
-    n = 1
-    for head in range(head_kv * problem.group, head_kv * problem.group + problem.group):
-        counters = problem.counters + (batch * problem.heads_q + head).to(gl.int64) * (problem.padded // TILE_M)
-        for step in range(end - first):
-            m = end - 1 - step
-            if n % ADDERS == w:
-                wait_for_turn(counters + m, turn)
-                wait_for_ds(shared, n)
-                if block == 0:
-                    store_tile(sums_desc, [batch, head, m * SUM_ROWS, 0], shared.dq.index(n % DQ_SLOTS))
-                else:
-                    add_tile(sums_desc, [batch, head, m * SUM_ROWS, 0], shared.dq.index(n % DQ_SLOTS))
-                # Read, the tile may be overwritten; whoever adds after it must wait until it is added.
-                tma.store_wait(0)
-                mbarrier.arrive(shared.dq_empty.index(n % DQ_SLOTS), count=1)
-                if in_order | (block == 0):
-                    pass_turn(counters + m)
-            n += 1
+        mbarrier.arrive(shared.barriers.index(DQ_EMPTY + 0), count=1)
+    items = own_copy(problem.key_blocks) * own_copy(problem.heads)
+    item = gl.program_id(0)
+    i = 0
+    n = 0
+    while item < items:
+        batch, head_kv, block = work_item(problem, item)
+        in_order = own_copy(problem.in_order) != 0
+        turn = gl.where(in_order, block, gl.minimum(block, 1))
+        first, _, end = query_blocks(problem, block)
+        n += 1
+        for head in range(head_kv * problem.group, head_kv * problem.group + problem.group):
+            counters = problem.counters + (batch * problem.heads_q + head).to(gl.int64) * (problem.padded // TILE_M)
+            for step in range(end - first):
+                m = end - 1 - step
+                if n % ADDERS == w:
+                    wait_for_turn(counters + m, turn)
+                    wait_for_ds(shared, n)
+                    if block == 0:
+                        store_tile(sums_desc, [batch, head, m * SUM_ROWS, 0], shared.dq.index(n % DQ_SLOTS))
+                    else:
+                        add_tile(sums_desc, [batch, head, m * SUM_ROWS, 0], shared.dq.index(n % DQ_SLOTS))
+                    # Read, the tile may be overwritten; whoever adds after it must wait until it is added.
+                    tma.store_wait(0)
+                    mbarrier.arrive(shared.barriers.index(DQ_EMPTY + n % DQ_SLOTS), count=1)
+                    if in_order | (block == 0):
+                        pass_turn(counters + m)
+                n += 1
+        if n % ADDERS == w:
+            store_sums(dv_desc, shared, n, batch, head_kv, block)
+        n += 1
+        if n % ADDERS == w:
+            store_sums(dk_desc, shared, n, batch, head_kv, block)
+        item = next_item(shared, i, 1)
+        i += 1
 
 
 # -- the warpgroups that multiply --------------------------------------------------------------------------------------
 @gluon.jit
 def wait_for_ds(shared, n):
     """Until dS of step n is there, of both warpgroups, and dQ of the step before."""
-    mbarrier.wait(shared.ds_full.index(n % STAGES), n // STAGES & 1)
+    mbarrier.wait(shared.barriers.index(DS_FULL + n % STAGES), n // STAGES & 1)
 
 
 @gluon.jit
@@ -278,9 +354,15 @@ def ds_of(shared, n, PART: gl.constexpr):
 
 
 @gluon.jit
+def of_item(tile):
+    """K or V, found again in each step: the compiler would keep where each product finds its part, and spill."""
+    return tile.index(own_copy(0)).reshape([TILE_N, HEAD_DIM])
+
+
+@gluon.jit
 def issue_dq(g: gl.constexpr, shared, n):
     """This warpgroup's columns of dQ = dS K of step n, asynchronous."""
-    k = shared.k.reshape([TILE_N, HEAD_DIM])
+    k = of_item(shared.k)
     zero = gl.zeros([64, 64], gl.float32, layout=accumulator(64))
     return warpgroup_mma(
         ds_of(shared, n, 0).permute((1, 0)), k.slice(g * 64, 64, dim=1), zero, use_acc=False, is_async=True
@@ -297,10 +379,10 @@ def probabilities(problem, s, key, row, masked):
 
 
 @gluon.jit
-def rows_of(shared, n):
+def rows_of(shared, n, flipped):
     """Q and dO of step n, once they are there."""
     slot = n % STAGES
-    mbarrier.wait(shared.full.index(slot), n // STAGES & 1)
+    mbarrier.wait(shared.barriers.index(FULL + slot), n // STAGES & 1 ^ flipped)
     return shared.q.index(slot).reshape([TILE_M, HEAD_DIM]), shared.dout.index(slot).reshape([TILE_M, HEAD_DIM])
 
 
@@ -318,16 +400,16 @@ def delta_of(shared, slot):
 
 
 @gluon.jit
-def work_step(g: gl.constexpr, shared, problem, n, key, row, masked, k, v, dk, dv):
+def work_step(g: gl.constexpr, shared, problem, n, flipped, key, row, masked, dk, dv):
     """What the queries of step n add: S^T = K Q^T, dP^T = V dO^T, dV += P^T dO, dK += dS^T Q, dQ = dS K."""
     dtype: gl.constexpr = shared.k.dtype
     slot = n % STAGES
-    q, dout = rows_of(shared, n)
-    s = issue_less(0, pieces_of(shared, 0), k, q)
-    dp = issue_scores(v, dout)
+    q, dout = rows_of(shared, n, flipped)
+    s = issue_less(0, pieces_of(shared, 0), of_item(shared.k).slice(g * KEYS, KEYS, dim=0), q)
+    dp = issue_scores(of_item(shared.v).slice(g * KEYS, KEYS, dim=0), dout)
     # The exponentials run under dP, dS under dV.
     s = warpgroup_mma_wait(1, deps=[s])
-    mbarrier.arrive(shared.pieces_empty, count=1)
+    mbarrier.arrive(shared.barriers.index(PIECES_EMPTY), count=1)
     p = probabilities(problem, s, key, row, masked)
     dv = issue_sum(p.to(dtype), dout, dv)
     # D by way of a product too would be four registers more, and the compiler would run all products one by one.
@@ -336,7 +418,7 @@ def work_step(g: gl.constexpr, shared, problem, n, key, row, masked, k, v, dk, d
     ds = (p * (dp - delta[None, :])).to(dtype)
     ds_of(shared, n, 0).slice(g * KEYS, KEYS, dim=0).store(ds)
     fence_async_shared()
-    mbarrier.arrive(shared.ds_full.index(n % STAGES), count=1)
+    mbarrier.arrive(shared.barriers.index(DS_FULL + n % STAGES), count=1)
     wait_for_ds(shared, n)
     dq = issue_dq(g, shared, n)
     dk = issue_sum(ds, q, dk)
@@ -344,51 +426,72 @@ def work_step(g: gl.constexpr, shared, problem, n, key, row, masked, k, v, dk, d
     dv, dq = warpgroup_mma_wait(1, deps=[dv, dq])
     store_dq(g, shared, dq, n + 1)
     dk = warpgroup_mma_wait(0, deps=[dk])
-    mbarrier.arrive(shared.empty.index(slot), count=1)
+    mbarrier.arrive(shared.barriers.index(EMPTY + slot), count=1)
     return dk, dv
 
 
 @gluon.jit
 def store_dq(g: gl.constexpr, shared, dq, n):
     """A warpgroup's part of a tile of dQ into shared memory, as number n; the next arrival at ds_full tells of it."""
-    mbarrier.wait(shared.dq_empty.index(n % DQ_SLOTS), n // DQ_SLOTS & 1 ^ 1)
+    wait_for_slot(shared, n)
     # Four elements of a thread side by side, and those of eight lanes: the copy engine does not care what they are.
     dq = dq.reshape([4, 2, 4, 2, 8, 4, 2]).permute((0, 4, 2, 3, 5, 1, 6)).reshape([128, 32])
     shared.dq.index(n % DQ_SLOTS).reshape([256, 32]).slice(g * 128, 128, dim=0).store(dq)
 
 
 @gluon.jit
-def store_sum(desc, rows, total, batch, head, key):
-    """dK or dV of a warpgroup, by way of ``rows`` of shared memory that nobody else reads or writes."""
-    rows.reshape([KEYS, HEAD_DIM]).store(total.to(desc.dtype))
-    fence_async_shared()
-    store_tile(desc, [batch, head, key, 0], rows)
-    tma.store_wait(0)
+def wait_for_slot(shared, n):
+    """Until tile ``n`` may be written."""
+    mbarrier.wait(shared.barriers.index(DQ_EMPTY + n % DQ_SLOTS), n // DQ_SLOTS & 1 ^ 1)
+
+
+@gluon.jit
+def put_sum(g: gl.constexpr, desc, total, shared, n):
+    """dV or dK of a warpgroup into tile ``n`` on its way out, 64 columns at a time."""
+    left, right = total.to(desc.dtype).reshape([KEYS, 2, 64]).permute((0, 2, 1)).split()
+    tiles = sums_in(shared, desc, n)
+    tiles.index(2 * g).reshape([KEYS, 64]).store(left)
+    tiles.index(2 * g + 1).reshape([KEYS, 64]).store(right)
 
 
 @gluon.jit
 def product_role(g: gl.constexpr, dk_desc, dv_desc, shared, problem):
-    """The products of KEYS keys with all queries of all heads that share them."""
-    batch, head_kv, block = work_item(problem)
-    first, whole, end = query_blocks(problem, block)
-    key = block * TILE_N + g * KEYS
-    dk = gl.zeros([KEYS, HEAD_DIM], gl.float32, layout=accumulator(HEAD_DIM))
-    dv = gl.zeros([KEYS, HEAD_DIM], gl.float32, layout=accumulator(HEAD_DIM))
-    mbarrier.wait(shared.kv_full, 0)
-    k = shared.k.reshape([TILE_N, HEAD_DIM]).slice(g * KEYS, KEYS, dim=0)
-    v = shared.v.index(g).reshape([KEYS, HEAD_DIM])
-    m = end - 1
-    steps = problem.group * (end - first)
-    gl.assume(steps > 0)
-    # One loop: with one each for masked and whole blocks, sums would change registers in between, and the compiler spills.
-    for n in range(steps):
-        dk, dv = work_step(g, shared, problem, n, key, m * TILE_M, m < whole, k, v, dk, dv)
-        m = gl.where(m == first, end - 1, m - 1)
+    """The products of KEYS keys of each item with all queries of all heads that share them."""
+    items = own_copy(problem.key_blocks) * own_copy(problem.heads)
+    item = gl.program_id(0)
+    i = 0
+    n = 0
+    while item < items:
+        _, _, block = work_item(problem, item)
+        first, whole, end = query_blocks(problem, block)
+        key = block * TILE_N + g * KEYS
+        dk = gl.zeros([KEYS, HEAD_DIM], gl.float32, layout=accumulator(HEAD_DIM))
+        dv = gl.zeros([KEYS, HEAD_DIM], gl.float32, layout=accumulator(HEAD_DIM))
+        m = end - 1
+        steps = problem.group * (end - first)
+        gl.assume(steps > 0)
+        # One loop: with one each for masked and whole blocks, sums would change registers in between, and the compiler spills.
+        mbarrier.wait(shared.barriers.index(KV_FULL), i & 1)
+        for step in range(n, n + steps):
+            # An item has two numbers more than tiles of Q and dO.
+            dk, dv = work_step(g, shared, problem, step, i & 1, key, m * TILE_M, m < whole, dk, dv)
+            m = gl.where(m == first, end - 1, m - 1)
+        n += steps
+        mbarrier.arrive(shared.barriers.index(KV_EMPTY), count=1)
+        fence_async_shared()
+        mbarrier.arrive(shared.barriers.index(DS_FULL + n % STAGES), count=1)
+        wait_for_slot(shared, n + 1)
+        put_sum(g, dv_desc, dv, shared, n + 1)
+        fence_async_shared()
+        mbarrier.arrive(shared.barriers.index(DS_FULL + (n + 1) % STAGES), count=1)
+        wait_for_slot(shared, n + 2)
+        put_sum(g, dk_desc, dk * problem.scale, shared, n + 2)
+        n += 2
+        item = next_item(shared, i, 4)
+        i += 1
+    # The next item's first step would have told of the last tile.
     fence_async_shared()
-    mbarrier.arrive(shared.ds_full.index(steps % STAGES), count=1)
-    rows = shared.v.index(g)
-    store_sum(dv_desc, rows, dv, batch, head_kv, key)
-    store_sum(dk_desc, rows, dk * problem.scale, batch, head_kv, key)
+    mbarrier.arrive(shared.barriers.index(DS_FULL + n % STAGES), count=1)
 
 
 # -- kernels -----------------------------------------------------------------------------------------------------------
@@ -446,6 +549,8 @@ def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, deltas_ptr, count
     tl.store(terms_ptr + at, words.to(tl.float32, bitcast=True))
     if row % TILE_M == 0:
         tl.store(counters_ptr + (batch_head * padded + row) // TILE_M, 0.0)
+    if tl.program_id(0) == 0:  # how many items were dealt
+        tl.store(counters_ptr + tl.num_programs(0) // (TILE_M // ROWS), 0.0)
 
 
 @gluon.jit(do_not_specialize=range(10, 18))
@@ -457,28 +562,33 @@ def gradients(pieces_desc, q_desc, dout_desc, k_desc, v_desc, sums_desc, dk_desc
     dtype: gl.constexpr = q_desc.dtype
     q = gl.allocate_shared_memory(dtype, [STAGES] + q_desc.block_type.shape, q_desc.layout)
     dout = gl.allocate_shared_memory(dtype, [STAGES] + dout_desc.block_type.shape, dout_desc.layout)
-    k = gl.allocate_shared_memory(dtype, k_desc.block_type.shape, k_desc.layout)
-    v = gl.allocate_shared_memory(dtype, [2] + v_desc.block_type.shape, v_desc.layout)
+    k = gl.allocate_shared_memory(dtype, [1] + k_desc.block_type.shape, k_desc.layout)
+    v = gl.allocate_shared_memory(dtype, [1] + v_desc.block_type.shape, v_desc.layout)
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE_N, 64], dtype)
     ds = gl.allocate_shared_memory(dtype, [STAGES * PARTS, TILE_N, 64], ds_layout)
     dq = gl.allocate_shared_memory(gl.float32, [DQ_SLOTS] + sums_desc.block_type.shape, sums_desc.layout)
     pieces = gl.allocate_shared_memory(gl.float32, [1] + pieces_desc.block_type.shape, pieces_desc.layout)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    dealt = gl.allocate_shared_memory(gl.int32, [DEALT, 1], plain)
     deltas_there = gl.allocate_shared_memory(gl.float32, [STAGES, TILE_M], plain)
-    pieces_empty = barriers(1, 2).index(0)
-    full = barriers(STAGES, 2)
-    empty = barriers(STAGES, 2)
-    dq_empty = barriers(DQ_SLOTS, 1)
-    kv_full = barriers(1, 1).index(0)
-    ds_full = barriers(STAGES, 2)
-    shared = Shared(q, dout, k, v, ds, dq, pieces, full, empty, dq_empty, kv_full, ds_full, deltas_there, pieces_empty)
+    made = gl.allocate_shared_memory(gl.int64, [BARRIERS, 1], mbarrier.MBarrierLayout())
+    barriers(made, FULL, STAGES, 2)
+    barriers(made, EMPTY, STAGES, 2)
+    barriers(made, DQ_EMPTY, DQ_SLOTS, 1)
+    barriers(made, DS_FULL, STAGES, 2)
+    barriers(made, DEALT_FULL, DEALT, 1)
+    barriers(made, DEALT_EMPTY, DEALT, 4)
+    barriers(made, KV_FULL, 1, 1)
+    barriers(made, KV_EMPTY, 1, 2)
+    barriers(made, PIECES_EMPTY, 1, 2)
+    shared = Shared(q, dout, k, v, ds, dq, pieces, dealt, deltas_there, made)
     fence_async_shared()
     gl.warp_specialize([
         (product_role, (0, dk_desc, dv_desc, shared, problem)),
         (product_role, (1, dk_desc, dv_desc, shared, problem)),
         (load_role, (pieces_desc, q_desc, dout_desc, k_desc, v_desc, shared, problem)),
-        (add_role, (0, sums_desc, shared, problem)),
-        (add_role, (1, sums_desc, shared, problem)),
+        (add_role, (0, sums_desc, dk_desc, dv_desc, shared, problem)),
+        (add_role, (1, sums_desc, dk_desc, dv_desc, shared, problem)),
     ], [4, 1, 1, 1], [240, 24, 24, 24])  # fmt: skip
 
 
@@ -504,10 +614,14 @@ def round_dq(sums_ptr, dq_ptr, counters_ptr, stride_dqb, stride_dqh, stride_dqs,
 
 
 def workspaces(terms):
-    """What launches need beside terms, (batch, heads_q, rows, 8): sums of dQ, 4 bytes to each block of queries to count in, D."""
+    """What launches need beside terms, (batch, heads_q, rows, 8): sums of dQ, 4 bytes to each block of queries to count in, and 4 more, D."""
     batch, heads_q, padded, _ = terms.shape
     sums = terms.new_empty((batch, heads_q, padded // TILE_M.value * SUM_ROWS.value, SUM_COLUMNS.value))
-    return sums, terms.new_empty((batch, heads_q, padded // TILE_M.value)), terms.new_empty((batch, heads_q, padded))
+    return (
+        sums,
+        terms.new_empty((batch * heads_q * (padded // TILE_M.value) + 1,)),
+        terms.new_empty((batch, heads_q, padded)),
+    )
 
 
 def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, sums, counters, deltas, window_left, window_right,
@@ -539,9 +653,9 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, sums, counters, delta
     if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
         return ()
     boxes = []
-    for x, count in ((terms, TILE_M), (q, TILE_M), (dout, TILE_M), (k, TILE_N), (v, KEYS), (sums, SUM_ROWS), (dk, KEYS),
-                     (dv, KEYS)):  # fmt: skip
-        block = [1, 1, count.value, x.shape[3]]
+    for x, count in ((terms, TILE_M), (q, TILE_M), (dout, TILE_M), (k, TILE_N), (v, TILE_N), (sums, SUM_ROWS), (dk,
+                     KEYS), (dv, KEYS)):  # fmt: skip
+        block = [1, 1, count.value, 64 if count is KEYS else x.shape[3]]
         layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(x.dtype)])
         boxes.append(TensorDescriptor.from_tensor(x, block, layout))
     for_rows = (
@@ -560,9 +674,10 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, sums, counters, delta
     row_blocks = padded // ROWS.value * batch * heads_q
     dq_blocks = padded // TILE_M.value * batch * heads_q
     for_dq = (sums, dq, counters, *(n // 8 for n in dq.stride()[:3]), heads_q, seqlen_q, padded)
+    sms = triton.runtime.driver.active.utils.get_device_properties(q.device.index)["multiprocessor_count"]
     return (
         (row_terms, (row_blocks, 1, 1), for_rows),
-        (gradients, (key_blocks * heads, 1, 1), (*boxes, deltas, counters, *sizes)),
+        (gradients, (min(key_blocks * heads, sms), 1, 1), (*boxes, deltas, counters, *sizes)),
         (round_dq, (dq_blocks, 1, 1), for_dq),
     )
 

@@ -11,7 +11,7 @@ launch leaves it to them.  row_terms goes before, round_dq after. Runs on sm_90a
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_bwd", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "bwd",
-    "variant": "family=fa3_bwd,tile_m=128,dq_slots=2,heads_abreast=32,dk_first=false,adders=2,ahead=true,fragments=true,folded=both,held=true",
+    "variant": "family=fa3_bwd,tile_m=128,dq_slots=2,heads_abreast=32,dk_first=false,adders=2,ahead=true,fragments=true,folded=both,held=true,persistent=true",
     "workload": {"batch": 4, "heads_q": 32, "heads_kv": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 64, "head_dim_v": 64, "mask": "none", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -48,6 +48,16 @@ PARTS = gl.constexpr(2)  # of a step, of 64 queries each
 STAGES = gl.constexpr(2)  # tiles of Q and dO, and of dS
 ADDERS = gl.constexpr(2)  # warps that add up dQ, tiles by turns
 DQ_SLOTS = gl.constexpr(2)  # tiles of dQ on their way out
+DEALT = gl.constexpr(2)  # items that a program was dealt and not all roles have taken
+FULL = gl.constexpr(0)
+EMPTY = gl.constexpr(2)
+DQ_EMPTY = gl.constexpr(4)
+DS_FULL = gl.constexpr(6)
+DEALT_FULL = gl.constexpr(8)
+DEALT_EMPTY = gl.constexpr(10)
+KV_FULL = gl.constexpr(12)
+KV_EMPTY = gl.constexpr(13)
+BARRIERS = gl.constexpr(14)
 SUM_ROWS, SUM_COLUMNS = gl.constexpr(256), gl.constexpr(32)  # of a tile of dQ in its workspace
 HEADS_ABREAST = gl.constexpr(32)  # heads whose blocks of keys programs take by turns, at most
 ABREAST_ROWS = gl.constexpr(65536)  # queries of all of them together, whose tiles are to be found in L2
@@ -77,12 +87,10 @@ def accumulator(columns):
 
 
 @gluon.jit
-def barriers(SLOTS: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Barriers that complete a phase with every ``ARRIVALS`` arrivals."""
-    made = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+def barriers(made, FIRST: gl.constexpr, SLOTS: gl.constexpr, ARRIVALS: gl.constexpr):
+    """Sets up barriers that complete a phase with every ``ARRIVALS`` arrivals."""
     for i in gl.static_range(SLOTS):
-        mbarrier.init(made.index(i), count=ARRIVALS)
-    return made
+        mbarrier.init(made.index(FIRST + i), count=ARRIVALS)
 
 
 # One launch, and what of it lies in shared memory: tiles; barriers that tell that tiles of a step are there or may be
@@ -90,25 +98,24 @@ def barriers(SLOTS: gl.constexpr, ARRIVALS: gl.constexpr):
 Problem = namedtuple(
     "Problem", "counters seqlen_q seqlen_k heads_q group key_blocks heads padded in_order scale_log2 scale"
 )
-Shared = namedtuple("Shared", "q dout k v ds dq pieces full empty dq_empty kv_full ds_full")
+Shared = namedtuple("Shared", "q dout k ds dq pieces dealt barriers")
 
 
 # -- work --------------------------------------------------------------------------------------------------------------
 @gluon.jit
-def work_item(problem):
-    """(batch, key/value head, block of keys) of this program.
+def work_item(problem, item):
+    """(batch, key/value head, block of keys) of an item.
 
-    Blocks of a head go to programs in their order, so a program only ever waits for programs that were started before it.
+    Blocks of a head are dealt in their order, so an item only ever waits for items that were dealt before it.
     Some heads take turns: the fewer programs of one head run together, the less they wait at its first block of dQ. Where sums
     may have any order nobody waits, and few heads share L2.
     """
-    pid = gl.program_id(0)
     key_blocks = own_copy(problem.key_blocks)
     most = gl.maximum(gl.minimum(HEADS_ABREAST, ABREAST_ROWS // own_copy(problem.seqlen_q)), 16)
     most = gl.where(own_copy(problem.in_order) != 0, most, ANY_ORDER_ABREAST)
-    first_head = pid // (most * key_blocks) * most
+    first_head = item // (most * key_blocks) * most
     abreast = gl.minimum(most, problem.heads - first_head)
-    place = pid - first_head * key_blocks
+    place = item - first_head * key_blocks
     head = first_head + place % abreast
     heads_kv = problem.heads_q // problem.group
     return head // heads_kv, head % heads_kv, place // abreast
@@ -135,28 +142,72 @@ def hide_keys(problem, p, key, row):
 
 # -- the load warp -----------------------------------------------------------------------------------------------------
 @gluon.jit
+def deal(shared, problem, i):
+    """The next item that no program has, told to the other roles as this program's number ``i`` after its first."""
+    slot = i % DEALT
+    blocks = problem.heads * problem.group * (problem.padded // TILE_M)
+    # A float32, as everything in its tensor: exact up to 2^24 items, whose K and V no GPU can hold.
+    item = gl.num_programs(0) + gl.atomic_add(problem.counters + blocks, 1.0, sem="relaxed").to(gl.int32)
+    mbarrier.wait(shared.barriers.index(DEALT_EMPTY + slot), i // DEALT & 1 ^ 1)
+    shared.dealt.index(slot).store(item + gl.zeros([1], gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
+    mbarrier.arrive(shared.barriers.index(DEALT_FULL + slot), count=1)
+    return item
+
+
+@gluon.jit
+def next_item(shared, i, WARPS: gl.constexpr):
+    """What the load warp was dealt as number ``i``."""
+    slot = i % DEALT
+    mbarrier.wait(shared.barriers.index(DEALT_FULL + slot), i // DEALT & 1)
+    item = gl.max(shared.dealt.index(slot).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
+    mbarrier.arrive(shared.barriers.index(DEALT_EMPTY + slot), count=1)
+    return item
+
+
+@gluon.jit
+def load_kv(k_desc, shared, i, batch, head, key):
+    """K of this program's item ``i`` into its only tile, once no product reads it."""
+    full = shared.barriers.index(KV_FULL)
+    mbarrier.wait(shared.barriers.index(KV_EMPTY), i & 1 ^ 1)
+    mbarrier.expect(full, k_desc.block_type.nbytes)
+    copy_tile(k_desc, [batch, head, key, 0], full, shared.k.index(0))
+
+
+@gluon.jit
 def load_role(pieces_desc, q_desc, dout_desc, k_desc, v_desc, shared, problem):
-    """Copies K and V once, then Q, dO and the terms of their rows, blocks of queries from the last to the first."""
-    batch, head_kv, block = work_item(problem)
-    first, _, end = query_blocks(problem, block)
-    mbarrier.expect(shared.kv_full, k_desc.block_type.nbytes + 2 * v_desc.block_type.nbytes)
-    copy_tile(k_desc, [batch, head_kv, block * TILE_N, 0], shared.kv_full, shared.k)
-    for g in gl.static_range(2):
-        copy_tile(v_desc, [batch, head_kv, block * TILE_N + g * KEYS, 0], shared.kv_full, shared.v.index(g))
+    """Copies K and V of each item, then Q, dO and the terms of their rows, blocks of queries from the last to the first."""
+    items = own_copy(problem.key_blocks) * own_copy(problem.heads)
+    item = gl.program_id(0)
+    i = 0
     n = 0
-    for head in range(head_kv * problem.group, head_kv * problem.group + problem.group):
-        for step in range(end - first):
-            row = (end - 1 - step) * TILE_M
-            slot = n % STAGES
-            full = shared.full.index(slot)
-            mbarrier.wait(shared.empty.index(slot), n // STAGES & 1 ^ 1)
-            mbarrier.expect(
-                full, q_desc.block_type.nbytes + dout_desc.block_type.nbytes + pieces_desc.block_type.nbytes
-            )
-            copy_tile(q_desc, [batch, head, row, 0], full, shared.q.index(slot))
-            copy_tile(dout_desc, [batch, head, row, 0], full, shared.dout.index(slot))
-            copy_tile(pieces_desc, [batch, head, row, 0], full, shared.pieces.index(slot))
-            n += 1
+    while item < items:
+        batch, head_kv, block = work_item(problem, item)
+        first, _, end = query_blocks(problem, block)
+        key = block * TILE_N
+        # What products take from registers comes as if it were a tile of Q and dO.
+        slot = n % STAGES
+        full = shared.barriers.index(FULL + slot)
+        mbarrier.wait(shared.barriers.index(EMPTY + slot), n // STAGES & 1 ^ 1)
+        mbarrier.expect(full, k_desc.block_type.nbytes + v_desc.block_type.nbytes)
+        copy_tile(k_desc, [batch, head_kv, key, 0], full, shared.q.index(slot))
+        copy_tile(v_desc, [batch, head_kv, key, 0], full, shared.dout.index(slot))
+        n += 1
+        load_kv(k_desc, shared, i, batch, head_kv, key)
+        for head in range(head_kv * problem.group, head_kv * problem.group + problem.group):
+            for step in range(end - first):
+                row = (end - 1 - step) * TILE_M
+                slot = n % STAGES
+                full = shared.barriers.index(FULL + slot)
+                mbarrier.wait(shared.barriers.index(EMPTY + slot), n // STAGES & 1 ^ 1)
+                mbarrier.expect(
+                    full, q_desc.block_type.nbytes + dout_desc.block_type.nbytes + pieces_desc.block_type.nbytes
+                )
+                copy_tile(q_desc, [batch, head, row, 0], full, shared.q.index(slot))
+                copy_tile(dout_desc, [batch, head, row, 0], full, shared.dout.index(slot))
+                copy_tile(pieces_desc, [batch, head, row, 0], full, shared.pieces.index(slot))
+                n += 1
+        item = deal(shared, problem, i)
+        i += 1
 
 
 # -- the warps that add up dQ -----------------------------------------------------------------------------------------
@@ -200,41 +251,69 @@ def pass_turn(counter):
 
 
 @gluon.jit
-def add_role(w: gl.constexpr, sums_desc, shared, problem):
+def sums_in(shared, desc, n):
+    """Tile ``n`` on its way out as four tiles of ``desc``."""
+    tile = shared.dq.index(n % DQ_SLOTS)
+    reinterpret: gl.constexpr = tile.reinterpret if REINTERPRET_IS_PUBLIC else tile._reinterpret
+    return reinterpret(desc.dtype, [4] + desc.block_type.shape, desc.layout)
+
+
+@gluon.jit
+def store_sums(dv_desc, dk_desc, shared, n, batch, head, block):
+    """dV and dK of an item, which are tile ``n`` on its way out."""
+    wait_for_ds(shared, n)
+    for g in gl.static_range(2):
+        store_tile(dv_desc, [batch, head, block * TILE_N + g * KEYS, 0], sums_in(shared, dv_desc, n).index(g))
+        store_tile(dk_desc, [batch, head, block * TILE_N + g * KEYS, 0], sums_in(shared, dk_desc, n).index(2 + g))
+    tma.store_wait(0)
+    mbarrier.arrive(shared.barriers.index(DQ_EMPTY + n % DQ_SLOTS), count=1)
+
+
+@gluon.jit
+def add_role(w: gl.constexpr, sums_desc, dk_desc, dv_desc, shared, problem):
     """Adds every ADDERS-th tile of dQ to its sum in global memory, which the first block of keys writes; in its turn, or in any order."""
-    batch, head_kv, block = work_item(problem)
-    in_order = own_copy(problem.in_order) != 0
-    turn = gl.where(in_order, block, gl.minimum(block, 1))
-    first, _, end = query_blocks(problem, block)
     # What is there after the first step is no dQ yet.
     if w == 0:
         wait_for_ds(shared, 0)
-        mbarrier.arrive(shared.dq_empty.index(0), count=1)
-    n = 1
-    for head in range(head_kv * problem.group, head_kv * problem.group + problem.group):
-        counters = problem.counters + (batch * problem.heads_q + head).to(gl.int64) * (problem.padded // TILE_M)
-        for step in range(end - first):
-            m = end - 1 - step
-            if n % ADDERS == w:
-                wait_for_turn(counters + m, turn)
-                wait_for_ds(shared, n)
-                if block == 0:
-                    store_tile(sums_desc, [batch, head, m * SUM_ROWS, 0], shared.dq.index(n % DQ_SLOTS))
-                else:
-                    add_tile(sums_desc, [batch, head, m * SUM_ROWS, 0], shared.dq.index(n % DQ_SLOTS))
-                # Read, the tile may be overwritten; whoever adds after it must wait until it is added.
-                tma.store_wait(0)
-                mbarrier.arrive(shared.dq_empty.index(n % DQ_SLOTS), count=1)
-                if in_order | (block == 0):
-                    pass_turn(counters + m)
-            n += 1
+        mbarrier.arrive(shared.barriers.index(DQ_EMPTY + 0), count=1)
+    items = own_copy(problem.key_blocks) * own_copy(problem.heads)
+    item = gl.program_id(0)
+    i = 0
+    n = 0
+    while item < items:
+        batch, head_kv, block = work_item(problem, item)
+        in_order = own_copy(problem.in_order) != 0
+        turn = gl.where(in_order, block, gl.minimum(block, 1))
+        first, _, end = query_blocks(problem, block)
+        n += 1
+        for head in range(head_kv * problem.group, head_kv * problem.group + problem.group):
+            counters = problem.counters + (batch * problem.heads_q + head).to(gl.int64) * (problem.padded // TILE_M)
+            for step in range(end - first):
+                m = end - 1 - step
+                if n % ADDERS == w:
+                    wait_for_turn(counters + m, turn)
+                    wait_for_ds(shared, n)
+                    if block == 0:
+                        store_tile(sums_desc, [batch, head, m * SUM_ROWS, 0], shared.dq.index(n % DQ_SLOTS))
+                    else:
+                        add_tile(sums_desc, [batch, head, m * SUM_ROWS, 0], shared.dq.index(n % DQ_SLOTS))
+                    # Read, the tile may be overwritten; whoever adds after it must wait until it is added.
+                    tma.store_wait(0)
+                    mbarrier.arrive(shared.barriers.index(DQ_EMPTY + n % DQ_SLOTS), count=1)
+                    if in_order | (block == 0):
+                        pass_turn(counters + m)
+                n += 1
+        if n % ADDERS == w:
+            store_sums(dv_desc, dk_desc, shared, n, batch, head_kv, block)
+        item = next_item(shared, i, 1)
+        i += 1
 
 
 # -- the warpgroups that multiply --------------------------------------------------------------------------------------
 @gluon.jit
 def wait_for_ds(shared, n):
     """Until dS of step n is there, of both warpgroups, and dQ of the step before."""
-    mbarrier.wait(shared.ds_full.index(n % STAGES), n // STAGES & 1)
+    mbarrier.wait(shared.barriers.index(DS_FULL + n % STAGES), n // STAGES & 1)
 
 
 @gluon.jit
@@ -272,9 +351,15 @@ def ds_of(shared, n, PART: gl.constexpr):
 
 
 @gluon.jit
+def of_item(tile):
+    """K or V, found again in each step: the compiler would keep where each product finds its part, and spill."""
+    return tile.index(own_copy(0)).reshape([TILE_N, HEAD_DIM])
+
+
+@gluon.jit
 def issue_dq(g: gl.constexpr, shared, n):
     """This warpgroup's rows of dQ = dS K of step n, asynchronous."""
-    k = shared.k.reshape([TILE_N, HEAD_DIM])
+    k = of_item(shared.k)
     zero = gl.zeros([64, 64], gl.float32, layout=accumulator(64))
     return warpgroup_mma(ds_of(shared, n, g).permute((1, 0)), k, zero, use_acc=False, is_async=True)
 
@@ -290,17 +375,17 @@ def probabilities(problem, s, key, row, masked):
 
 @gluon.jit
 def rows_of(shared, n):
-    """Q and dO of step n, once they are there."""
+    """What was copied as tile n, once it is there."""
     slot = n % STAGES
-    mbarrier.wait(shared.full.index(slot), n // STAGES & 1)
+    mbarrier.wait(shared.barriers.index(FULL + slot), n // STAGES & 1)
     return shared.q.index(slot).reshape([TILE_M, HEAD_DIM]), shared.dout.index(slot).reshape([TILE_M, HEAD_DIM])
 
 
 @gluon.jit
 def first_scores(shared, n, k):
-    """S^T - LSE of the first 64 queries of step n, asynchronous."""
-    q, _ = rows_of(shared, n)
-    pieces = pieces_of(shared, n % STAGES)
+    """S^T - LSE of the first 64 queries of step n, which come after K and V, asynchronous."""
+    q, _ = rows_of(shared, n + 1)
+    pieces = pieces_of(shared, (n + 1) % STAGES)
     return issue_less(0, pieces.slice(0, 64, dim=0), k, q.slice(0, 64, dim=0))
 
 
@@ -308,7 +393,7 @@ def first_scores(shared, n, k):
 def work_step(g: gl.constexpr, shared, problem, n, key, row, masked, k, v, last, s_0, dk, dv):
     """What the queries of step n add: S^T = K Q^T, dP^T = V dO^T, dV += P^T dO, dK += dS^T Q, dQ = dS K."""
     dtype: gl.constexpr = shared.k.dtype
-    slot = n % STAGES
+    slot = (n + 1) % STAGES
     q = shared.q.index(slot).reshape([TILE_M, HEAD_DIM])
     dout = shared.dout.index(slot).reshape([TILE_M, HEAD_DIM])
     pieces = pieces_of(shared, slot)
@@ -332,7 +417,7 @@ def work_step(g: gl.constexpr, shared, problem, n, key, row, masked, k, v, last,
     ds = (p * dp_1).to(dtype)
     ds_of(shared, n, 1).slice(g * KEYS, KEYS, dim=0).store(ds)
     fence_async_shared()
-    mbarrier.arrive(shared.ds_full.index(n % STAGES), count=1)
+    mbarrier.arrive(shared.barriers.index(DS_FULL + n % STAGES), count=1)
     # dK runs while the other warpgroup's dS comes, the next step's S^T while dQ is stored.
     dk = issue_sum(ds, q_1, dk)
     wait_for_ds(shared, n)
@@ -342,65 +427,74 @@ def work_step(g: gl.constexpr, shared, problem, n, key, row, masked, k, v, last,
     # After the last step once more, for nobody: a branch would keep no product in flight.
     s_0 = first_scores(shared, gl.minimum(n + 1, last), k)
     dq = warpgroup_mma_wait(1, deps=[dq])
-    mbarrier.arrive(shared.empty.index(slot), count=1)
     store_dq(g, shared, dq, n + 1)
     # Carried around in flight, it would be copied, and the compiler would run all products one by one.
-    return warpgroup_mma_wait(0, deps=[s_0]), dk, dv
+    s_0 = warpgroup_mma_wait(0, deps=[s_0])
+    mbarrier.arrive(shared.barriers.index(EMPTY + slot), count=1)
+    return s_0, dk, dv
 
 
 @gluon.jit
 def store_dq(g: gl.constexpr, shared, dq, n):
     """A warpgroup's part of a tile of dQ into shared memory, as number n; the next arrival at ds_full tells of it."""
-    mbarrier.wait(shared.dq_empty.index(n % DQ_SLOTS), n // DQ_SLOTS & 1 ^ 1)
+    wait_for_slot(shared, n)
     # Four elements of a thread side by side, and those of eight lanes: the copy engine does not care what they are.
     dq = dq.reshape([4, 2, 4, 2, 8, 4, 2]).permute((0, 4, 2, 3, 5, 1, 6)).reshape([128, 32])
     shared.dq.index(n % DQ_SLOTS).reshape([256, 32]).slice(g * 128, 128, dim=0).store(dq)
 
 
 @gluon.jit
-def rows_in_ds(desc, ds):
-    """dS^T of 64 queries as tiles of ``desc``."""
-    reinterpret: gl.constexpr = ds.reinterpret if REINTERPRET_IS_PUBLIC else ds._reinterpret
-    return reinterpret(desc.dtype, [TILE_N // KEYS] + desc.block_type.shape, desc.layout)
+def wait_for_slot(shared, n):
+    """Until tile ``n`` may be written."""
+    mbarrier.wait(shared.barriers.index(DQ_EMPTY + n % DQ_SLOTS), n // DQ_SLOTS & 1 ^ 1)
 
 
 @gluon.jit
-def store_sum(desc, rows, total, batch, head, key):
-    """dK or dV of a warpgroup, by way of ``rows`` of shared memory that nobody else reads or writes."""
-    rows.reshape([KEYS, HEAD_DIM]).store(total.to(desc.dtype))
+def product_role(g: gl.constexpr, dk_desc, dv_desc, shared, problem):
+    """The products of KEYS keys of each item with all queries of all heads that share them."""
+    items = own_copy(problem.key_blocks) * own_copy(problem.heads)
+    item = gl.program_id(0)
+    i = 0
+    n = 0
+    while item < items:
+        _, _, block = work_item(problem, item)
+        first, whole, end = query_blocks(problem, block)
+        key = block * TILE_N + g * KEYS
+        dk = gl.zeros([KEYS, HEAD_DIM], gl.float32, layout=accumulator(HEAD_DIM))
+        dv = gl.zeros([KEYS, HEAD_DIM], gl.float32, layout=accumulator(HEAD_DIM))
+        # In registers, where the products need not read them again for each step.
+        operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=accumulator(64), k_width=2)
+        k, v = rows_of(shared, n)
+        k, v = k.slice(g * KEYS, KEYS, dim=0).load(operand), v.slice(g * KEYS, KEYS, dim=0).load(operand)
+        fence_async_shared()
+        mbarrier.arrive(shared.barriers.index(EMPTY + n % STAGES), count=1)
+        m = end - 1
+        steps = problem.group * (end - first)
+        gl.assume(steps > 0)
+        last = n + steps - 1
+        # One loop: with one each for masked and whole blocks, sums would change registers in between, and the compiler spills.
+        s = warpgroup_mma_wait(0, deps=[first_scores(shared, n, k)])
+        mbarrier.wait(shared.barriers.index(KV_FULL), i & 1)
+        for step in range(n, n + steps):
+            s, dk, dv = work_step(g, shared, problem, step, key, m * TILE_M, m < whole, k, v, last, s, dk, dv)
+            m = gl.where(m == first, end - 1, m - 1)
+        n += steps
+        mbarrier.arrive(shared.barriers.index(KV_EMPTY), count=1)
+        fence_async_shared()
+        mbarrier.arrive(shared.barriers.index(DS_FULL + n % STAGES), count=1)
+        wait_for_slot(shared, n + 1)
+        sums_in(shared, dv_desc, n + 1).index(g).reshape([KEYS, HEAD_DIM]).store(dv.to(dv_desc.dtype))
+        sums_in(shared, dk_desc, n + 1).index(2 + g).reshape([KEYS, HEAD_DIM]).store(
+            (dk * problem.scale).to(dk_desc.dtype)
+        )
+        # Before dS may be overwritten that the other warpgroup's last dQ reads.
+        wait_for_ds(shared, n)
+        n += 1
+        item = next_item(shared, i, 4)
+        i += 1
+    # The next item's first step would have told of the last tile.
     fence_async_shared()
-    store_tile(desc, [batch, head, key, 0], rows)
-    tma.store_wait(0)
-
-
-@gluon.jit
-def product_role(g: gl.constexpr, v_desc, dk_desc, dv_desc, shared, problem):
-    """The products of KEYS keys with all queries of all heads that share them."""
-    batch, head_kv, block = work_item(problem)
-    first, whole, end = query_blocks(problem, block)
-    key = block * TILE_N + g * KEYS
-    dk = gl.zeros([KEYS, HEAD_DIM], gl.float32, layout=accumulator(HEAD_DIM))
-    dv = gl.zeros([KEYS, HEAD_DIM], gl.float32, layout=accumulator(HEAD_DIM))
-    mbarrier.wait(shared.kv_full, 0)
-    k = shared.k.reshape([TILE_N, HEAD_DIM]).slice(g * KEYS, KEYS, dim=0)
-    v = shared.v.index(g).reshape([KEYS, HEAD_DIM])
-    # In registers, where the products need not read them again for each step.
-    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=accumulator(64), k_width=2)
-    k, v = k.load(operand), v.load(operand)
-    m = end - 1
-    steps = problem.group * (end - first)
-    gl.assume(steps > 0)
-    # One loop: with one each for masked and whole blocks, sums would change registers in between, and the compiler spills.
-    s = warpgroup_mma_wait(0, deps=[first_scores(shared, 0, k)])
-    for n in range(steps):
-        s, dk, dv = work_step(g, shared, problem, n, key, m * TILE_M, m < whole, k, v, steps - 1, s, dk, dv)
-        m = gl.where(m == first, end - 1, m - 1)
-    fence_async_shared()
-    mbarrier.arrive(shared.ds_full.index(steps % STAGES), count=1)
-    # What the last step did not write: both warpgroups are beyond the step that did.
-    rows = rows_in_ds(v_desc, ds_of(shared, steps, 0)).index(g)
-    store_sum(dv_desc, rows, dv, batch, head_kv, key)
-    store_sum(dk_desc, rows, dk * problem.scale, batch, head_kv, key)
+    mbarrier.arrive(shared.barriers.index(DS_FULL + n % STAGES), count=1)
 
 
 # -- kernels -----------------------------------------------------------------------------------------------------------
@@ -457,6 +551,8 @@ def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, counters_ptr, str
     tl.store(terms_ptr + at, words.to(tl.float32, bitcast=True))
     if row % TILE_M == 0:
         tl.store(counters_ptr + (batch_head * padded + row) // TILE_M, 0.0)
+    if tl.program_id(0) == 0:  # how many items were dealt
+        tl.store(counters_ptr + tl.num_programs(0) // (TILE_M // ROWS), 0.0)
 
 
 @gluon.jit(do_not_specialize=range(9, 17))
@@ -468,26 +564,30 @@ def gradients(pieces_desc, q_desc, dout_desc, k_desc, v_desc, sums_desc, dk_desc
     dtype: gl.constexpr = q_desc.dtype
     q = gl.allocate_shared_memory(dtype, [STAGES] + q_desc.block_type.shape, q_desc.layout)
     dout = gl.allocate_shared_memory(dtype, [STAGES] + dout_desc.block_type.shape, dout_desc.layout)
-    k = gl.allocate_shared_memory(dtype, k_desc.block_type.shape, k_desc.layout)
+    k = gl.allocate_shared_memory(dtype, [1] + k_desc.block_type.shape, k_desc.layout)
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE_N, 64], dtype)
     ds = gl.allocate_shared_memory(dtype, [STAGES * PARTS, TILE_N, 64], ds_layout)
-    # Both warpgroups have V in registers before either has dS of a second step.
-    v = rows_in_ds(v_desc, ds.index(PARTS))
     dq = gl.allocate_shared_memory(gl.float32, [DQ_SLOTS] + sums_desc.block_type.shape, sums_desc.layout)
     pieces = gl.allocate_shared_memory(gl.float32, [2] + pieces_desc.block_type.shape, pieces_desc.layout)
-    full = barriers(STAGES, 1)
-    empty = barriers(STAGES, 2)
-    dq_empty = barriers(DQ_SLOTS, 1)
-    kv_full = barriers(1, 1).index(0)
-    ds_full = barriers(STAGES, 2)
-    shared = Shared(q, dout, k, v, ds, dq, pieces, full, empty, dq_empty, kv_full, ds_full)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    dealt = gl.allocate_shared_memory(gl.int32, [DEALT, 1], plain)
+    made = gl.allocate_shared_memory(gl.int64, [BARRIERS, 1], mbarrier.MBarrierLayout())
+    barriers(made, FULL, STAGES, 1)
+    barriers(made, EMPTY, STAGES, 2)
+    barriers(made, DQ_EMPTY, DQ_SLOTS, 1)
+    barriers(made, DS_FULL, STAGES, 2)
+    barriers(made, DEALT_FULL, DEALT, 1)
+    barriers(made, DEALT_EMPTY, DEALT, 4)
+    barriers(made, KV_FULL, 1, 1)
+    barriers(made, KV_EMPTY, 1, 2)
+    shared = Shared(q, dout, k, ds, dq, pieces, dealt, made)
     fence_async_shared()
     gl.warp_specialize([
-        (product_role, (0, v_desc, dk_desc, dv_desc, shared, problem)),
-        (product_role, (1, v_desc, dk_desc, dv_desc, shared, problem)),
+        (product_role, (0, dk_desc, dv_desc, shared, problem)),
+        (product_role, (1, dk_desc, dv_desc, shared, problem)),
         (load_role, (pieces_desc, q_desc, dout_desc, k_desc, v_desc, shared, problem)),
-        (add_role, (0, sums_desc, shared, problem)),
-        (add_role, (1, sums_desc, shared, problem)),
+        (add_role, (0, sums_desc, dk_desc, dv_desc, shared, problem)),
+        (add_role, (1, sums_desc, dk_desc, dv_desc, shared, problem)),
     ], [4, 1, 1, 1], [240, 24, 24, 24])  # fmt: skip
 
 
@@ -513,10 +613,10 @@ def round_dq(sums_ptr, dq_ptr, counters_ptr, stride_dqb, stride_dqh, stride_dqs,
 
 
 def workspaces(terms):
-    """What launches need beside terms, (batch, heads_q, rows, 8): sums of dQ, 4 bytes to each block of queries to count in."""
+    """What launches need beside terms, (batch, heads_q, rows, 8): sums of dQ, 4 bytes to each block of queries to count in, and 4 more."""
     batch, heads_q, padded, _ = terms.shape
     sums = terms.new_empty((batch, heads_q, padded // TILE_M.value * SUM_ROWS.value, SUM_COLUMNS.value))
-    return sums, terms.new_empty((batch, heads_q, padded // TILE_M.value))
+    return sums, terms.new_empty((batch * heads_q * (padded // TILE_M.value) + 1,))
 
 
 def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, sums, counters, window_left, window_right,
@@ -548,9 +648,9 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, sums, counters, windo
     if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
         return ()
     boxes = []
-    for x, count in ((terms, TILE_M), (q, TILE_M), (dout, TILE_M), (k, TILE_N), (v, KEYS), (sums, SUM_ROWS), (dk, KEYS),
-                     (dv, KEYS)):  # fmt: skip
-        block = [1, 1, count.value, x.shape[3]]
+    for x, count in ((terms, TILE_M), (q, TILE_M), (dout, TILE_M), (k, TILE_N), (v, TILE_N), (sums, SUM_ROWS), (dk,
+                     KEYS), (dv, KEYS)):  # fmt: skip
+        block = [1, 1, count.value, 64 if count is KEYS else x.shape[3]]
         layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(x.dtype)])
         boxes.append(TensorDescriptor.from_tensor(x, block, layout))
     for_rows = (out, dout, lse, dlse_or_any, terms, counters, *(n // 8 for x in (out, dout) for n in x.stride()[:3]))
@@ -560,9 +660,10 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, sums, counters, windo
     row_blocks = padded // ROWS.value * batch * heads_q
     dq_blocks = padded // TILE_M.value * batch * heads_q
     for_dq = (sums, dq, counters, *(n // 8 for n in dq.stride()[:3]), heads_q, seqlen_q, padded)
+    sms = triton.runtime.driver.active.utils.get_device_properties(q.device.index)["multiprocessor_count"]
     return (
         (row_terms, (row_blocks, 1, 1), for_rows),
-        (gradients, (key_blocks * heads, 1, 1), (*boxes, counters, *sizes)),
+        (gradients, (min(key_blocks * heads, sms), 1, 1), (*boxes, counters, *sizes)),
         (round_dq, (dq_blocks, 1, 1), for_dq),
     )
 

@@ -1,8 +1,8 @@
 """Prefill on Hopper for head_dim 256: attention to paged, packed or cached keys, many rows to a sequence.
 
 Query i of a sequence sees keys from left before to right after position i + keys - queries.  A load warp takes tiles,
-the next one that nobody has, and copies Q and blocks of 64 keys into rings in shared memory, 2 of K and of V ahead; 2
-consumer warpgroups of 64 rows, queries of all heads that share a key head, read them.  Anchored softmax: the row
+the next one that no program has, and copies Q and blocks of 64 keys into rings in shared memory, 2 of K and of V ahead;
+2 consumer warpgroups of 64 rows, queries of all heads that share a key head, read them.  Anchored softmax: the row
 maximum of the first blocks is the reference of all exponentials, until a row outgrows it.  Keys of a sequence whose
 tiles leave SMs idle are parted, by its own lengths and heads alone; parts are merged in one order, whether programs
 take one each or a program those of a tile: what a sequence gets depends on it alone.  Runs on sm_90a with triton and
@@ -59,7 +59,8 @@ FAR = gl.constexpr(1 << 29)  # more keys than a sequence has, more pages than a 
 LN2 = gl.constexpr(0.6931471805599453)
 LOG2E = gl.constexpr(1.4426950408889634)
 KINDS = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
-OPTIONS = {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True}
+# Level 2 of the register allocation, which Triton 3.9 asks for, spills.
+OPTIONS = {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True, "ptx_options": "--regAllocOptLevel=4"}
 #: Programs that an SM holds at once: as many as are launched where there is work for more.
 PROGRAMS = 1
 #: What a launch takes that may begin beside the one before, if that says so.

@@ -717,6 +717,7 @@ def merge(scratch, item, batch, rows, ONE: gl.constexpr):
             else:
                 finish(state, mine, mine < count, item, batch, rows, ONE)
         if groups > 1:
+            meet()  # all threads have stored before one of them says so
             if arrived_last(scratch, counter, groups):
                 for row in range(0, count, MERGED_ROWS):
                     mine = row + gl.arange(0, MERGED_ROWS, layout=MERGING_ROWS)

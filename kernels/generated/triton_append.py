@@ -48,7 +48,7 @@ def turned(x, ptrs, columns, angles, there, stride_turn, turns, cos_ptr, sin_ptr
         other = tl.where(first, columns + ROTARY // 2, columns - ROTARY // 2)
         angle = tl.where(first, columns, columns - ROTARY // 2)
     turning = columns < ROTARY
-    # Positions beyond the tables would be read from somebody else's memory.
+    # Positions beyond the tables would be read from memory of other tensors.
     row = tl.minimum(tl.maximum(angles, 0), turns - 1).to(tl.int64) * stride_turn
     cos = tl.load(cos_ptr + row + angle, mask=turning, other=1.0).to(tl.float32)
     sin = tl.load(sin_ptr + row + angle, mask=turning, other=0.0).to(tl.float32)
@@ -143,7 +143,7 @@ def append(q_ptr, turned_ptr, k_ptr, v_ptr, k_cache, v_cache, lengths, cos_ptr, 
         sequence, place = place_of(token, cu_new, news, batch)
         there = (token < total_new) & (sequence < batch) & (place >= 0)
         position = tl.load(used + sequence, mask=there, other=-1) + place
-        # A place that the cache does not have, or a page that the pool does not, is somebody else's memory.
+        # A place that the cache does not have, or a page that the pool does not, is memory of other tensors.
         there = there & (position >= 0) & (position < capacity)
         if PAGE > 0:
             page = tl.load(

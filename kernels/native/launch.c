@@ -200,7 +200,7 @@ typedef struct {
   char *block;  // parameters that no call changes, zeros for the others
 } Launch;
 
-// Whether nobody has hung a hook on Triton's launches under a name: None, or a chain without calls.
+// Whether no hook hangs on Triton's launches under a name: None, or a chain without calls.
 static inline bool unhooked(PyObject *hooks, PyObject *name) {
   PyObject *hook = PyObject_GetAttr(hooks, name);
   bool none = hook == Py_None;

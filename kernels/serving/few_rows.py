@@ -69,6 +69,6 @@ def started(
 
 @functools.cache
 def _wanted() -> bool:
-    """Whether nobody asked for a family that has no serving kernels; read once, as the registry does."""
+    """Whether the user asked for no family that has no serving kernels; read once, as the registry does."""
     family = os.environ.get(registry.FAMILY_VARIABLE, "")
     return not family or any(entry.family == family for entry in registry.shipped_serving())

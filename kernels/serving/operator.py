@@ -45,7 +45,7 @@ _empty_like = torch.empty_like
 
 
 def serve(*arguments: Any) -> tuple[Any, Any]:
-    """(out, lse) of the operator's arguments: straight to the kernels, or through the dispatcher where somebody watches."""
+    """(out, lse) of the operator's arguments: straight to the kernels, or through the dispatcher where a mode or the profiler watches."""
     return _operator(*arguments) if watched(arguments[0]) else _run(*arguments)
 
 
@@ -110,7 +110,7 @@ def _run(
     k_descale: Any, v_descale: Any, seqlen_q: int, seqlen_k: int, scale: float | None, softcap: float, left: int, right: int,
     return_lse: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """The operator on a device; lse is of size 0 when nobody asked."""
+    """The operator on a device; lse is of size 0 when not asked for."""
     _found(q, k, q.shape[-1], v.shape[-1])  # refused before anything is made
     out, lse = _empty(q, v, return_lse)
     if out.numel() == 0:

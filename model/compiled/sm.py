@@ -8,7 +8,7 @@ every warpgroup stands for the SM.  The rules:
 - a pipe is occupied for `WarpCosts.pipe` cycles; while a matrix product runs, arithmetic takes longer and shares the
   register ports (`ports_under_mma`), as measured in data/measured/h200_corun.csv;
 - an FMA takes a cycle from the matrix instruction in service, beyond the share of them that it hides (`mma_hidden_fma`);
-  one that does not advance slows nobody;
+  one that does not advance slows no warp;
 - code that the first instruction cache does not hold is fetched at the rate of `fetch`;
 - the tensor core serves warps in turns, an instruction each; `mma_queue` instructions at most are under way, from all
   warps together, and a warp whose next one finds no room stands still (both measured: `tilecast calibrate`, wgmma_order
@@ -135,7 +135,7 @@ class _State:
             at = self.producer_free[index]
             if number >= slots:
                 let_go = self.released[index].get((name, number - slots), [])
-                # Q has a ring for each warpgroup; K and V are everybody's.
+                # Q has a ring for each warpgroup; K and V are shared by all.
                 if len(let_go) < (1 if name.startswith("Q") else len(cta.programs)):
                     return
                 at = max(at, *(t + costs.handover for t in let_go))

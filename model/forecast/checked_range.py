@@ -30,17 +30,23 @@ _DECODE_QUERIES = 64
 
 def outside_checked_range(workload: Workload, machine: Machine) -> tuple[str, ...]:
     """Why the workload lies outside what the model has been held against (empty: inside)."""
+    fp8 = machine.tensor_kind == "mma_sync" and workload.dtype == "fp8"
+    return outside(workload, machine, _LENGTHS, "fp8 through mma.sync (no published attention rows)" if fp8 else "")
+
+
+def outside(workload: Workload, machine: Machine, lengths: tuple[int, int], path: str) -> tuple[str, ...]:
+    """Why a pass checked at ``lengths`` lies outside; ``path`` says what of its way through the machine was not checked, if any."""
     reasons = []
     low, high = _HEAD_DIMS
     dims = (workload.head_dim_qk, workload.head_dim_v)
     if not (low <= min(dims) and max(dims) <= high):
         reasons.append(f"head_dim {'/'.join(str(d) for d in dict.fromkeys(dims))} (checked: {low} to {high})")
-    low, high = _LENGTHS
+    low, high = lengths
     shortest, longest = sorted((workload.seqlen_q, workload.seqlen_k))
     if shortest < low or longest > high:
         reasons.append(f"seqlen {shortest if shortest < low else longest} (checked: {low} to {high})")
-    if machine.tensor_kind == "mma_sync" and workload.dtype == "fp8":
-        reasons.append("fp8 through mma.sync (no published attention rows)")
+    if path:
+        reasons.append(path)
     if any(fact.kind == "what-if" for fact in machine.facts.values()):
         reasons.append("a machine changed by what-if")
     return tuple(reasons)
@@ -86,10 +92,10 @@ def decode_note(workload: Workload, machine: Machine, clock: str | float, second
         return (
             f"{queries}: {splits}; none of these kernel classes does, so expect it to be faster where keys are many",
         )
-    return (
-        f"{queries}: {splits}. tilecast.attention launches one here: {found.seconds * 1e3:.4g} ms by its forecast instead of the "
-        f"{seconds * 1e3:.4g} ms above ({found.command})",
-    )
+    own, above = f"{found.seconds * 1e3:.4g} ms by its forecast", f"{seconds * 1e3:.4g} ms above"
+    # Where only the portable kernels serve few queries they may take longer than a kernel of the machine's own would.
+    instead = f"instead of the {above}" if found.seconds < seconds else f"and not the kernel of the {above}"
+    return (f"{queries}: {splits}. tilecast.attention launches one here: {own} {instead} ({found.command})",)
 
 
 def _command(workload: Workload, machine: Machine) -> str:

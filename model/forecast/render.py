@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 
 from tilecast.base.html_table import html_table
+from tilecast.base.words import significant
 from tilecast.model.chip.power import lasting_seconds
 from tilecast.model.forecast.answer import Forecast, WaterfallStep
 from tilecast.model.forecast.binding import OUTSIDE_LOOP
@@ -116,12 +117,12 @@ def _headline(p: Forecast) -> list[str]:
     }[p.clock.bound]
     lines = [
         f"{p.machine.title}: {p.workload.label()}",
-        f"  {p.time_ms:.4g} ms   {_speed(p.tflops)} TFLOP/s   {p.regime} clock",
+        f"  {p.time_ms:.4g} ms   {significant(p.tflops)} TFLOP/s   {p.regime} clock",
         f"  {_interval(p)}",
         f"  SM clock   {p.clock_mhz:.0f} MHz, {bound}",
     ]
     lines += [
-        f"  {name:<10} {ms:.4g} ms   {_speed(tflops)} TFLOP/s at {mhz:.0f} MHz"
+        f"  {name:<10} {ms:.4g} ms   {significant(tflops)} TFLOP/s at {mhz:.0f} MHz"
         for name, ms, tflops, mhz in p.other_regimes
     ]
     lines += [f"  memory     {_memory(p)}"]
@@ -138,7 +139,7 @@ def _level(p: Forecast) -> list[str]:
     return [
         f"  level      machine code for {made.target} by {made.compiler}, {made.registers} registers, {spills}",
         f"  simulated  {made.followed}",
-        f"  before     {level.before_ms:.4g} ms   {_speed(level.before_tflops)} TFLOP/s at {level.before_mhz:.0f} MHz before compilation, "
+        f"  before     {level.before_ms:.4g} ms   {significant(level.before_tflops)} TFLOP/s at {level.before_mhz:.0f} MHz before compilation, "
         f"{level.before_ii_cycles:.0f} cycles per iteration",
         *_fluid(p),
     ]
@@ -150,14 +151,14 @@ def _fluid(p: Forecast) -> list[str]:
         return []
     variant, ms = p.compiled.fluid
     return [
-        f"  fluid pick {ms:.4g} ms   {_speed(p.workload.flops / ms / 1e9)} TFLOP/s before compilation: {short_text(variant)}"
+        f"  fluid pick {ms:.4g} ms   {significant(p.workload.flops / ms / 1e9)} TFLOP/s before compilation: {short_text(variant)}"
     ]
 
 
 def _interval(p: Forecast) -> str:
     """Both kinds of doubt: what the machine's facts leave open, and how far the model was from measurements."""
     low, high = p.tflops_interval
-    return f"{_speed(low)} to {_speed(high)} TFLOP/s by the ranges of the machine's facts alone; {p.model_error.sentence()}"
+    return f"{significant(low)} to {significant(high)} TFLOP/s by the ranges of the machine's facts alone; {p.model_error.sentence()}"
 
 
 def _busiest_first(p: Forecast) -> list[tuple[str, float]]:
@@ -169,18 +170,13 @@ def _steps_that_show(p: Forecast) -> list[WaterfallStep]:
     return [step for step in p.waterfall if abs(step.share) >= 0.0005]
 
 
-def _speed(tflops: float) -> str:
-    """Whole TFLOP/s from 100 on, else three significant digits."""
-    return f"{tflops:.0f}" if tflops >= 100 else f"{tflops:.3g}"
-
-
 def _memory(p: Forecast) -> str:
     """Traffic, its rate against what a copy reaches, arithmetic intensity, and the tensors against the capacity."""
     held = f"tensors {_bytes(p.workload.tensor_bytes)}"
     if p.machine.has("hbm.capacity_gb"):
         held += f" of {p.machine['hbm.capacity_gb']:g} GB"
     return (
-        f"{_bytes(p.chip.hbm_bytes)} moved, {p.memory_gbps:.0f} of {p.machine['hbm.tbps_achieved'] * 1e3:.0f} GB/s, "
+        f"{_bytes(p.chip.hbm_bytes)} moved, {significant(p.memory_gbps)} of {p.machine['hbm.tbps_achieved'] * 1e3:.0f} GB/s, "
         f"{p.flop_per_byte:.3g} FLOP/B; {held}"
     )
 
@@ -226,8 +222,8 @@ def _why(p: Forecast) -> list[str]:
 def _outside_loop(p: Forecast) -> list[str]:
     """What holds a launch whose loop hardly counts."""
     share = {step.cause: step.share for step in p.waterfall}
-    blocks = p.chip.iterations / p.chip.tiles
-    loop = f"the loop of a busy SM is {blocks:.3g} blocks a tile, {p.ii_cycles:.0f} cycles each in steady state"
+    blocks = f"{p.chip.iterations / p.chip.tiles:.3g}"
+    loop = f"the loop of a busy SM is {blocks} block{'' if blocks == '1' else 's'} a tile, {p.ii_cycles:.0f} cycles each in steady state"
     if p.binding.kind == "launch":
         return [f"  the launch itself: {share['launch']:.0%} of the time; {loop}"]
     if p.binding.kind == "start":
@@ -289,7 +285,7 @@ def as_html(p: Forecast) -> str:
     answer = html_table(
         f"{p.machine.title}: {p.workload.label()}",
         ("clock", "time, ms", "TFLOP/s", "MHz"),
-        [(name, f"{ms:.4g}", _speed(tflops), f"{mhz:.0f}") for name, ms, tflops, mhz in clocks],
+        [(name, f"{ms:.4g}", significant(tflops), f"{mhz:.0f}") for name, ms, tflops, mhz in clocks],
     )
     units = html_table(
         "Busy share of each unit in the loop",

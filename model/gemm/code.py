@@ -19,7 +19,7 @@ from tilecast.model.gemm.families import boxes
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.machine.machine import Machine
 
-#: Of an instruction whose result nobody waits for.
+#: Of an instruction whose result no other waits for.
 _NO_COUNTER = 7
 
 
@@ -37,7 +37,7 @@ class GemmCode:
 
 @dataclass(frozen=True, slots=True)
 class CodeCycles:
-    """Cycles of a variant's code on a machine, nobody in its way but, of warpgroups that take turns, the other's products."""
+    """Cycles of a variant's code on a machine, nothing in its way but, of warpgroups that take turns, the other's products."""
 
     #: From the turn, or the end of the last tile, to a tile's first product.
     begin: float

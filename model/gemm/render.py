@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilecast.base.words import significant
 from tilecast.model.forecast.answer import WaterfallStep
 from tilecast.model.gemm.answer import BufferGain, GemmForecast
 from tilecast.model.gemm.variant import GemmVariant, gemm_variant_text
@@ -83,7 +84,7 @@ def as_text(f: GemmForecast) -> str:
     shares = sorted(run.own.trace.unit_shares().items(), key=lambda item: -item[1])[:5]
     lines = [
         f"{f.machine.title}: {f.gemm.label()}",
-        f"  {f.time_ms:.4g} ms   {_speed(run.tflops)} TFLOP/s   {run.gbps:.0f} of {f.machine['hbm.tbps_achieved'] * 1e3:.0f} GB/s   {f.regime} clock",
+        f"  {f.time_ms:.4g} ms   {significant(run.tflops)} TFLOP/s   {run.gbps:.0f} of {f.machine['hbm.tbps_achieved'] * 1e3:.0f} GB/s   {f.regime} clock",
         *_interval(f),
         f"  apart      {run.apart_seconds * 1e3:.4g} ms if SMs that wait left their share of the memory to others",
         f"  SM clock   {clock.mhz:.0f} MHz, {held}",
@@ -121,7 +122,7 @@ def _interval(f: GemmForecast) -> list[str]:
     if not f.tflops_interval:
         return []
     low, high = f.tflops_interval
-    return [f"  {_speed(low)} to {_speed(high)} TFLOP/s by the ranges of the machine's facts"]
+    return [f"  {significant(low)} to {significant(high)} TFLOP/s by the ranges of the machine's facts"]
 
 
 def _rests_on(f: GemmForecast) -> list[str]:
@@ -129,7 +130,7 @@ def _rests_on(f: GemmForecast) -> list[str]:
     lines = []
     for e in f.fact_effects[:_SHOWN]:
         fact = f.machine.fact(e.fact)
-        ends = " to ".join(_speed(end) for end in (e.at_low, e.at_high) if end is not None)
+        ends = " to ".join(significant(end) for end in (e.at_low, e.at_high) if end is not None)
         lines.append(f"  {e.fact} = {fact.value:g} {fact.unit} ({fact.kind}): {ends} TFLOP/s at the end of its range")
     return ["Rests on", *lines, ""] if lines else []
 
@@ -143,11 +144,6 @@ def _memory_cycles(f: GemmForecast) -> float:
 def _step(step: WaterfallStep) -> str:
     filled = max(0, round(step.share * _BAR))
     return f"  {step.cause:<76}{step.cycles:12.0f}  {step.share:6.1%}  {'█' * filled}".rstrip()
-
-
-def _speed(tflops: float) -> str:
-    """Whole TFLOP/s from 100 on, else three significant digits."""
-    return f"{tflops:.0f}" if tflops >= 100 else f"{tflops:.3g}"
 
 
 def knobs(v: GemmVariant) -> str:

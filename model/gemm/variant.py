@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from tilecast.base.words import nearest
-from tilecast.model.kernel.knobs import parse_knobs
+from tilecast.model.kernel.knobs import check_value, parse_knobs, value_like
 from tilecast.model.kernel.verdict import VariantError
 
 FAMILY_NAMES = ("gemm_hopper", "gemm_blackwell", "gemm_triton")
@@ -62,17 +62,8 @@ def parse_gemm_variant(text: str, base: GemmVariant) -> GemmVariant:
 
 
 def _value(key: str, text: str, current: object) -> object:
-    del current
-    try:
-        value = int(text)
-    except ValueError:
-        raise VariantError(f"--variant: knob '{key}' takes a whole number, got '{text}'") from None
-    if key in _CHOICES and value not in _CHOICES[key]:
-        allowed = ", ".join(str(v) for v in _CHOICES[key])
-        raise VariantError(f"--variant: knob '{key}' takes one of {allowed}, got '{text}'")
-    if key in _RANGES and not _RANGES[key][0] <= value <= _RANGES[key][1]:
-        low, high = _RANGES[key]
-        raise VariantError(f"--variant: knob '{key}' takes {low} to {high}, got '{text}'")
+    value = value_like(key, text, current)
+    check_value(key, text, value, _CHOICES.get(key), _RANGES.get(key))
     return value
 
 

@@ -1,7 +1,7 @@
 """The header of a generated kernel: TILECAST, a literal dict that says which kernel a file is.
 
 It names family, machine, variant and workload, from which the forecast can be made again, so the file needs nothing
-beside it.  Everybody who reads or leaves out a header does it here, without importing the file.
+beside it.  Code that reads or leaves out a header does it here, without importing the file.
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from tilecast.base.words import nearest
+from tilecast.model.kernel.variant import BOOLEANS
 from tilecast.model.kernel.verdict import VariantError
 
 V = TypeVar("V")
@@ -39,6 +40,27 @@ def parse_knobs(
             raise VariantError(f"--variant: knob '{key}' is given twice")
         changes[key] = value_of(key, value, getattr(given, key))
     return replace(given, **changes)  # type: ignore[no-any-return]
+
+
+def value_like(key: str, text: str, current: object) -> Any:
+    """``text`` as a value of the kind that knob ``key`` has now: a boolean, a number, a word; VariantError names the kind."""
+    kind = (
+        "true or false" if isinstance(current, bool) else "a whole number" if isinstance(current, int) else "a number"
+    )
+    try:
+        return BOOLEANS[text.lower()] if isinstance(current, bool) else type(current)(text)  # type: ignore[call-arg]
+    except (KeyError, ValueError):
+        raise VariantError(f"--variant: knob '{key}' takes {kind}, got '{text}'") from None
+
+
+def check_value(
+    key: str, text: str, value: Any, choices: Sequence[object] | None = None, limits: tuple[float, float] | None = None
+) -> None:
+    """VariantError unless ``value``, made of ``text``, is one of ``choices`` and within ``limits``, both ends allowed."""
+    if choices and value not in choices:
+        raise VariantError(f"--variant: knob '{key}' takes one of {', '.join(map(str, choices))}, got '{text}'")
+    if limits and not limits[0] <= float(value) <= limits[1]:
+        raise VariantError(f"--variant: knob '{key}' takes {limits[0]:g} to {limits[1]:g}, got '{text}'")
 
 
 def family_named(text: str) -> str | None:

@@ -8,9 +8,9 @@ out; defaults are those of the command line (batch 1, heads 16, heads_kv = heads
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
+from tilecast.base.csv_file import numbered_rows
 from tilecast.model.kernel.presets import Preset, preset
 from tilecast.model.kernel.workload import Workload, WorkloadError
 
@@ -35,28 +35,22 @@ _TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no", "")
 def read_shapes(path: str | Path) -> list[Workload]:
     """Workloads of every row; WorkloadError names file, row (the header is row 1), column, expected and got."""
     file = Path(path)
-    try:
-        with file.open(newline="", encoding="utf-8-sig") as handle:
-            reader = csv.DictReader(handle)
-            header = [name.strip() for name in reader.fieldnames or ()]
-            unknown = [name for name in header if name not in COLUMNS]
-            twice = [name for i, name in enumerate(header) if name in header[:i]]
-            if not header or twice or unknown:
-                got = (
-                    f"unknown column '{unknown[0]}'" if unknown else f"'{twice[0]}' twice" if twice else "an empty file"
-                )
-                raise WorkloadError(f"{file.name}: row 1: expected columns out of {', '.join(COLUMNS)}, got {got}")
-            out = []
-            for row in reader:
-                values = {(k or "").strip(): (v or "").strip() if isinstance(v, str) else v for k, v in row.items()}
-                try:
-                    if None in row or None in row.values():
-                        raise WorkloadError(f"expected {len(header)} fields, got a different number")
-                    out.append(_workload(values))
-                except WorkloadError as error:
-                    raise WorkloadError(f"{file.name}: row {reader.line_num}: {_in_columns(str(error))}") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise WorkloadError(f"{path}: cannot read the shapes: {getattr(error, 'strerror', None) or error}") from None
+    fields, rows = numbered_rows(path, "the shapes", WorkloadError)
+    header = [name.strip() for name in fields]
+    unknown = [name for name in header if name not in COLUMNS]
+    twice = [name for i, name in enumerate(header) if name in header[:i]]
+    if not header or twice or unknown:
+        got = f"unknown column '{unknown[0]}'" if unknown else f"'{twice[0]}' twice" if twice else "an empty file"
+        raise WorkloadError(f"{file.name}: row 1: expected columns out of {', '.join(COLUMNS)}, got {got}")
+    out = []
+    for line, row in rows:
+        values = {(k or "").strip(): (v or "").strip() if isinstance(v, str) else v for k, v in row.items()}
+        try:
+            if None in row or None in row.values():
+                raise WorkloadError(f"expected {len(header)} fields, got a different number")
+            out.append(_workload(values))
+        except WorkloadError as error:
+            raise WorkloadError(f"{file.name}: row {line}: {_in_columns(str(error))}") from None
     if not out:
         raise WorkloadError(f"{file.name}: expected at least one row of shapes, got none")
     return out

@@ -1,4 +1,4 @@
-"""What somebody reads of a machine: facts that nobody read cannot have moved what came of it."""
+"""What a computation reads of a machine: facts that it did not read cannot have moved what came of it."""
 
 from __future__ import annotations
 

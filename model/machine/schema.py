@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from tilecast.base.words import nearest
@@ -209,7 +210,7 @@ def check_fact(where: str, key: str, entry: Any) -> None:
         number = entry.get(name)
         if number is None:
             continue
-        if isinstance(number, bool) or not isinstance(number, (int, float)):
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
             raise MachineError(f"{where}: field '{key}' {name} takes a number in {rule.unit}, got {number!r}")
         if rule.unit in WHOLE_UNITS and number != int(number):
             raise MachineError(f"{where}: field '{key}' {name} takes a whole number ({rule.unit}), got {number:g}")

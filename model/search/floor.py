@@ -198,7 +198,7 @@ class Floors:
         if tiling.alike:
             waves: NDArray[np.float64] = tiling.turns * longest + once
             return waves
-        # Whoever deals the tiles, the last slot is done no sooner than all on average, nor than its longest tile.
+        # However tiles are dealt, the last slot is done no sooner than all on average, nor than its longest tile.
         floors: NDArray[np.float64] = np.maximum(per_tile @ tiling.times * tiling.share, longest)
         # Floors that are alike would say nothing about how forecasts that are not fill the last wave.
         for i in np.flatnonzero(longest - per_tile.min(axis=1) > 1.0) if dealt else ():

@@ -6,13 +6,13 @@ and 8192 keys and 2 of 512 queries and 4096 keys.  Keys include those of the ste
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from tilecast.base.csv_file import numbered_rows
 from tilecast.model.kernel.workload import Workload, WorkloadError
 
 #: Columns of a file of lengths: queries, keys, and how many sequences have them.
@@ -181,17 +181,13 @@ def read_batch(path: str | Path) -> Lengths:
     """
     file = Path(path)
     out: list[tuple[int, int]] = []
-    try:
-        with file.open(newline="", encoding="utf-8-sig") as handle:
-            reader = csv.DictReader(handle)
-            _check_header([(name or "").strip() for name in reader.fieldnames or ()], file.name)
-            for row in reader:
-                try:
-                    out += _row(row, len(out))
-                except WorkloadError as error:
-                    raise WorkloadError(f"{file.name}: row {reader.line_num}: {error}") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise WorkloadError(f"{path}: cannot read the batch: {getattr(error, 'strerror', None) or error}") from None
+    header, rows = numbered_rows(path, "the batch", WorkloadError)
+    _check_header([name.strip() for name in header], file.name)
+    for line, row in rows:
+        try:
+            out += _row(row, len(out))
+        except WorkloadError as error:
+            raise WorkloadError(f"{file.name}: row {line}: {error}") from None
     if not out:
         raise WorkloadError(f"{file.name}: expected at least one row of lengths, got none")
     return tuple(out)

@@ -125,7 +125,7 @@ def _steady(items: Items, costs: Costs, count: int, left: float) -> float:
     around += sum(
         n / s * costs.merge(int(s), costs.per_sm) for s, n in zip(*np.unique(shares, return_counts=True), strict=True)
     )
-    # Programs that take one item after another stay in step: nobody asks the memory for blocks while all look for their next item.
+    # Programs that take one item after another stay in step: none asks the memory for blocks while all look for their next item.
     looking = (count - coming) * costs.next_item / costs.slots
     return float(max(blocks * costs.memory_block + looking, (blocks * costs.periods[-1] + around) / costs.slots))
 

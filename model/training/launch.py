@@ -76,11 +76,15 @@ def run_loop(kernel: LoopKernel, workload: Workload, machine: Machine, code: Loo
         pace, extra = code.cycles, code.masked_extra
         # The code's first loads come from L2; what goes before its first instruction is the launch's.
         start, finish = start - p.prologue_cycles + machine["launch.cta_start_cycles"], code.ends
-    # Blocks that see nothing still write zeros.
-    per_tile = loop + start + finish
     count = tiles.count * heads
     slots = int(machine["chip.sm_count"]) // p.cta_group * p.ctas_per_sm
-    edges = float(edge_memory_cycles(edge_memory_rates(p, machine), count, slots, False, p.tiles_overlap))
+    # Blocks that see nothing still write zeros.
+    between = start + finish if kernel.turnaround_cycles is None else kernel.turnaround_cycles
+    per_tile = loop + between
+    # Of a program that stays the first tile is fetched and the last stored with nothing to hide it under.
+    exposed = count if kernel.turnaround_cycles is None else min(count, slots)
+    edges = float(edge_memory_cycles(edge_memory_rates(p, machine), exposed, slots, False, p.tiles_overlap))
+    edges += start + finish - between
     makespan, waited = _makespan(per_tile, tiles, heads, slots, kernel)
     makespan += edges
     share = tiles.weight * heads / slots
@@ -106,7 +110,7 @@ def _makespan(
     """Cycles of the slot that is done last when the next tile goes to who is free first, and those that slots wait in the mean.
 
     A program that adds to a block of its head's sum waits until the one before it, of the keys before, has.  All walk from the last
-    query of a head to the first at one pace, so whoever comes too early waits at the head's first block, and is a turn behind
+    query of a head to the first at one pace, so a program that comes too early waits at the head's first block, and is a turn behind
     from there on.  Of the query heads that share keys one comes after the other: who sees fewer queries waits for who sees more
     at each of them.
     """

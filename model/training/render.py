@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilecast.base.words import significant
 from tilecast.model.forecast.answer import KernelAnswer
 from tilecast.model.forecast.binding import OUTSIDE_LOOP
 from tilecast.model.kernel.variant import variant_text
@@ -94,14 +95,14 @@ def _headline(p: BackwardForecast) -> list[str]:
     }[clock.bound]
     lines = [
         f"{p.machine.title}: backward pass of {p.workload.label()}",
-        f"  {p.time_ms:.4g} ms   {_speed(p.tflops)} TFLOP/s ({FLOP_RATIO:g} times the forward's FLOP)   {p.regime} clock",
+        f"  {p.time_ms:.4g} ms   {significant(p.tflops)} TFLOP/s ({FLOP_RATIO:g} times the forward's FLOP)   {p.regime} clock",
     ]
     if p.fact_effects:
         low, high = p.tflops_interval
-        lines.append(f"  {_speed(low)} to {_speed(high)} TFLOP/s by the ranges of the machine's facts alone")
+        lines.append(f"  {significant(low)} to {significant(high)} TFLOP/s by the ranges of the machine's facts alone")
     lines.append(f"  SM clock   {clock.mhz:.0f} MHz, {held}")
     lines += [
-        f"  {name:<10} {ms:.4g} ms   {_speed(tflops)} TFLOP/s at {mhz:.0f} MHz"
+        f"  {name:<10} {ms:.4g} ms   {significant(tflops)} TFLOP/s at {mhz:.0f} MHz"
         for name, ms, tflops, mhz in p.other_regimes
     ]
     lines.append(f"  variant    {variant_text(p.variant)}")
@@ -173,11 +174,6 @@ def _rests_on(p: BackwardForecast) -> list[str]:
     return lines
 
 
-def _speed(tflops: float) -> str:
-    """Whole TFLOP/s from 100 on, else three significant digits."""
-    return f"{tflops:.0f}" if tflops >= 100 else f"{tflops:.3g}"
-
-
 def both_as_dict(p: TrainingForecast) -> dict[str, object]:
     """Keys documented in docs/json.md."""
     return {
@@ -204,7 +200,7 @@ def both_as_text(p: TrainingForecast) -> str:
     first, then = p.forward, p.backward
     head = [
         f"{then.machine.title}: forward and backward pass of {then.workload.label()}",
-        f"  {p.time_ms:.4g} ms   {_speed(p.tflops)} TFLOP/s   forward {first.time_ms:.4g} ms, backward {then.time_ms:.4g} ms, "
+        f"  {p.time_ms:.4g} ms   {significant(p.tflops)} TFLOP/s   forward {first.time_ms:.4g} ms, backward {then.time_ms:.4g} ms, "
         f"{then.time_ms / first.time_ms:.2f} times as long",
     ]
     return "\n".join((*head, "", forward_as_text(first), "", as_text(then)))

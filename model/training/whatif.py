@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from tilecast.base.progress import Progress, reported, silent
 from tilecast.model.backward import BackwardVariant, family_of
-from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import Change, change_machine
@@ -23,7 +22,7 @@ from tilecast.model.training.passes import BACKWARD
 from tilecast.model.whatif.answers import Sensitivity
 from tilecast.model.whatif.comparison import KnobChange, knob_changes
 from tilecast.model.whatif.rows import Sensitivities
-from tilecast.model.whatif.sensitivity import MAIN, NOTHING, WHOLE, WORTH, ends_of, group_of
+from tilecast.model.whatif.sensitivity import MAIN, NOTHING, WHOLE, WORTH, check_step, ends_of, group_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +117,7 @@ def backward_sensitivities(
     clock: str | float = "sustained", step: float = 0.05, progress: Progress = silent,
 ) -> Sensitivities:  # fmt: skip
     """Percent of the backward pass's time per percent of every fact, kernel kept and chosen again; as `sensitivities`."""
-    if not 0.0 < step <= 0.5:
-        raise PredictError(f"step: expected a share above 0 and at most 0.5, got {step:g}")
+    check_step(step)
     chip = load_machine(machine) if isinstance(machine, str) else machine
     work = workload.reduced()
     if variant is None:

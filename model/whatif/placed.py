@@ -75,7 +75,7 @@ class Placed:
             lines.append(
                 f"  {step.cause:<58}{micros:12.1f}  {step.share:6.1%}  {'█' * max(0, round(step.share * _BAR))}".rstrip()
             )
-        lines.append("  what else takes about as long, by the same model")
+        lines.append("  other forecasts of the same model, the nearest to your time first")
         lines += [f"  {s.time_ms:>9.4g} ms  {s.what}" for s in self.suspects]
         return "\n".join(lines)
 

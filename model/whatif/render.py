@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilecast.base.html_table import html_table
-from tilecast.base.words import folded
+from tilecast.base.words import folded, percent_more, significant
 from tilecast.model.forecast.binding import critical_unit
 from tilecast.model.forecast.predict import Prediction
 from tilecast.model.forecast.render import as_dict as prediction_dict
@@ -42,7 +42,7 @@ def as_html(w: Comparison) -> str:
     columns = _columns(w)
     rows = [
         ("time, ms", *(f"{p.time_ms:.4g}" for _, p in columns)),
-        ("TFLOP/s", *(f"{p.tflops:.0f}" for _, p in columns)),
+        ("TFLOP/s", *(significant(p.tflops) for _, p in columns)),
         ("SM clock, MHz", *(f"{p.clock_mhz:.0f}" for _, p in columns)),
         ("bound by", *(binding_word(p) for _, p in columns)),
         ("kernel", *(short_text(p.variant) for _, p in columns)),
@@ -53,9 +53,9 @@ def as_html(w: Comparison) -> str:
 def _headline(w: Comparison) -> list[str]:
     lines = [f"What if {w.machine.title} were different: {w.workload.label()}"]
     lines += [f"  {c.fact:<34} {c.before:g} -> {c.after:g} {c.unit}" for c in w.changes]
-    gain = w.speedup - 1.0
-    how = "faster" if gain >= 0 else "slower"
-    lines.append(f"  {abs(gain):.1%} {how}, the kernel chosen again" + _kept_share(w))
+    gain = percent_more(w.speedup - 1.0)
+    how = "as fast" if gain == "+0.0%" else f"{gain[1:]} {'faster' if gain[0] == '+' else 'slower'}"
+    lines.append(f"  {how}, the kernel chosen again" + _kept_share(w))
     if w.before.compiled is not None:
         lines.append(
             f"  all forecasts {w.before.level} ({w.before.compiled.made.compiler}), timed again under the changed facts"
@@ -66,7 +66,7 @@ def _headline(w: Comparison) -> list[str]:
 def _kept_share(w: Comparison) -> str:
     if w.kept is None:
         return f"; the old kernel is not legal any more: {w.kept_refused}"
-    return f"; {w.speedup_kept - 1:+.1%} with the kernel of before"
+    return f"; {percent_more(w.speedup_kept - 1)} with the kernel of before"
 
 
 def _columns(w: Comparison) -> list[tuple[str, Prediction]]:
@@ -77,8 +77,8 @@ def _columns(w: Comparison) -> list[tuple[str, Prediction]]:
 
 
 def binding_word(p: Prediction) -> str:
-    """What binds, in a word: a unit, memory, or a recurrence."""
-    return p.binding.name
+    """What binds, in few words: a unit, memory, a recurrence, or what of the launch outweighs the loop."""
+    return "tile starts" if p.binding.kind == "start" else p.binding.name
 
 
 def _table(w: Comparison, width: int) -> list[str]:
@@ -91,7 +91,7 @@ def _table(w: Comparison, width: int) -> list[str]:
     lines = [row("", [name for name, _ in columns])]
     lines += [
         row("time, ms", [f"{p.time_ms:.4g}" for _, p in columns]),
-        row("TFLOP/s", [f"{p.tflops:.0f}" for _, p in columns]),
+        row("TFLOP/s", [significant(p.tflops) for _, p in columns]),
         row(f"SM clock, MHz ({w.before.regime})", [f"{p.clock_mhz:.0f}" for _, p in columns]),
         row("clock held by", [p.clock.bound for _, p in columns]),
         row("bound by", [binding_word(p) for _, p in columns]),
@@ -104,9 +104,7 @@ def _table(w: Comparison, width: int) -> list[str]:
     names = [u for u in w.before.units if any(p.units.get(u, 0) > 0.25 for _, p in columns)]
     lines += [row(f"  {name} busy", [f"{p.units.get(name, 0.0):.1%}" for _, p in columns]) for name in names]
     if any(p.tflops_interval[0] < p.tflops_interval[1] for _, p in columns):
-        lines.append(
-            row("TFLOP/s interval", [f"{p.tflops_interval[0]:.0f} to {p.tflops_interval[1]:.0f}" for _, p in columns])
-        )
+        lines.append(row("TFLOP/s interval", [" to ".join(map(significant, p.tflops_interval)) for _, p in columns]))
     return lines
 
 
@@ -130,10 +128,12 @@ def _waterfall(w: Comparison, width: int) -> list[str]:
     """Steps in microseconds, because the clocks of the columns differ; each column adds up to its time."""
     columns = _columns(w)
     times = [{s.cause: s.cycles / p.clock_mhz for s in p.waterfall} for _, p in columns]
+    totals = [p.time_ms * 1e3 for _, p in columns]
+    few = 1 if max(totals) >= 100 else 2
     causes = list(dict.fromkeys(cause for part in times for cause in part))
     head = "".join(f"{name:>12}" for name, _ in columns)
     # A narrow terminal keeps the numbers and cuts the causes short.
-    wide = max(30, min(58, width - 2 - 12 * len(columns) - 14))
+    wide = max(24, min(58, width - 2 - 12 * len(columns) - 14))
     lines = [f"{'From peak to achieved, microseconds':<{wide + 2}}{head}{'after-before':>14}"]
     for cause in causes:
         cells = [part.get(cause, 0.0) for part in times]
@@ -141,11 +141,12 @@ def _waterfall(w: Comparison, width: int) -> list[str]:
             continue
         lines.append(
             f"  {_shortened(cause, wide):<{wide}}"
-            + "".join(f"{c:12.1f}" for c in cells)
-            + f"{cells[-1] - cells[0]:+14.1f}"
+            + "".join(f"{c:12.{few}f}" for c in cells)
+            + f"{cells[-1] - cells[0]:+14.{few}f}"
         )
-    totals = [p.time_ms * 1e3 for _, p in columns]
-    lines.append(f"  {'time':<{wide}}" + "".join(f"{c:12.1f}" for c in totals) + f"{totals[-1] - totals[0]:+14.1f}")
+    lines.append(
+        f"  {'time':<{wide}}" + "".join(f"{c:12.{few}f}" for c in totals) + f"{totals[-1] - totals[0]:+14.{few}f}"
+    )
     return lines
 
 

@@ -38,6 +38,15 @@ NOTHING = 5e-4
 #: The kernel is chosen again only for facts that matter at least this much, or rates a choice could come to use.
 WORTH = 0.01
 
+#: Below it what a step does to a time drowns in rounding.
+SMALLEST_STEP = 1e-6
+
+
+def check_step(step: float) -> None:
+    """PredictError unless facts can be moved by ``step``."""
+    if not SMALLEST_STEP <= step <= 0.5:
+        raise PredictError(f"step: expected a share from {SMALLEST_STEP:g} to 0.5, got {step:g}")
+
 
 def sensitivities(
     workload: Workload,
@@ -56,8 +65,7 @@ def sensitivities(
     ``variant`` is the kernel kept (default: the best of ``family``, or of the machine's own).  ``reoptimised=False`` skips choosing
     again, which then repeats the fixed value.  ``compiler`` as in `predict`, for all forecasts.  Raises PredictError or MachineError with one sentence.
     """
-    if not 0.0 < step <= 0.5:
-        raise PredictError(f"step: expected a share above 0 and at most 0.5, got {step:g}")
+    check_step(step)
     chip = load_machine(machine) if isinstance(machine, str) else machine
     check_clock(clock, chip)
     workload = workload.reduced()

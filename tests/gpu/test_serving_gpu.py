@@ -141,7 +141,7 @@ def test_random_caches_of_bytes(seed) -> None:
 
 
 def test_same_bits_alone_in_a_batch_and_again() -> None:
-    """Random batches out of one pool of pages: a sequence's bits depend on nobody else."""
+    """Random batches out of one pool of pages: a sequence's bits depend on no other."""
     everyone = Problem(
         tuple((queries, keys) for queries in (1, 4, 40) for keys in (3, 400, 513, 2000, 9000)), dims=(128, 128), heads=(8, 2), dtype="bfloat16"
     )  # fmt: skip
@@ -403,7 +403,7 @@ def test_compiled_code_appends() -> None:
 
 
 def test_rows_of_no_sequence_are_not_appended() -> None:
-    """Packed rows behind the last sequence are NaN, as an engine's padding may be; nobody reads or writes them."""
+    """Packed rows behind the last sequence are NaN, as an engine's padding may be; no kernel reads or writes them."""
     problem = Problem(((3, 40), (5, 600)), dims=(128, 128), heads=(8, 2), dtype="bfloat16")
     made = make(problem, "cuda")
     want, _ = call(problem, made)

@@ -45,7 +45,7 @@ class _Step:
 
 
 def lost_descriptors(cubin: bytes) -> list[int]:
-    """Addresses of the wgmma instructions whose descriptors come from registers nobody wrote, or from arguments alone."""
+    """Addresses of the wgmma instructions whose descriptors come from registers that no instruction wrote, or from arguments alone."""
     instructions = disassemble(cubin)
     at = {instruction.address: index for index, instruction in enumerate(instructions)}
     steps = [_step(index, instruction, at) for index, instruction in enumerate(instructions)]

@@ -1,4 +1,4 @@
-"""Bugs that nobody chose: changes drawn by a rule from the kernels' own text, a seed says which.
+"""Bugs that no person chose: changes drawn by a rule from the kernels' own text, a seed says which.
 
 Each changes one line of a function: a statement left out, an integer one more or less, a comparison that is strict or not, plus for minus,
 a factor left out, two arguments the other way round, one parameter for another.  Some change nothing that counts: those no battery finds.

@@ -42,6 +42,13 @@ def through_global_memory(p):
 
 
 @gluon.jit
+def counts_itself_in(p):
+    gl.store(tile(p, BY_ROWS), gl.load(tile(p + 4096, BY_ROWS)))
+    if gl.atomic_add(p.to(gl.pointer_type(gl.int32), bitcast=True) + 4096, 1, sem="release") == 3:
+        gl.store(tile(p + 8192, BY_ROWS), gl.load(tile(p, BY_ROWS)))
+
+
+@gluon.jit
 def through_shared_memory(p):
     a = gl.allocate_shared_memory(gl.float16, [64, 64], PLAIN)
     a.store(gl.load(tile(p, BY_ROWS)))

@@ -188,7 +188,7 @@ def check_errors() -> None:
 
 
 def check_hooks_set_later() -> None:
-    """Whoever hooks Triton's launches sees ours, from the next one on."""
+    """A hook on Triton's launches sees ours, from the next one on."""
     from triton import knobs
 
     fast, _ = starters(compiled(), TENSORS, 3)

@@ -113,7 +113,7 @@ def _narrowed(sequences: list[Any], lists: dict[str, Any]) -> tuple[list[Any], l
 
 
 def _nothing(problem: Problem, *shape: int) -> Any:
-    """Memory that nobody wrote numbers to."""
+    """Memory that no numbers were written to."""
     import torch
 
     if problem.narrow:

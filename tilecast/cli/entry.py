@@ -9,10 +9,10 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from tilecast.cli import emulate, explore, forecast, gemm, gpu, kernels, machine, step, validate
+from tilecast.cli import emulate, explore, forecast, gemm, gpu, kernels, machine, machine_code, step, validate
 from tilecast.cli.workload_options import in_options
 
-_ROOMS = (forecast, gemm, step, explore, kernels, emulate, gpu)
+_ROOMS = (forecast, gemm, step, explore, kernels, machine_code, emulate, gpu)
 _GROUPS = {"machine": machine, "validate": validate}
 _COMMANDS = {c.name or getattr(c.callback, "__name__", ""): c for room in _ROOMS for c in room.app.registered_commands}
 _VERBS = (*_COMMANDS, *_GROUPS)
@@ -64,7 +64,7 @@ def run(arguments: list[str] | None = None) -> NoReturn:
     try:
         code = _command(verb)(args=arguments, prog_name="tilecast", standalone_mode=False)
     except BrokenPipeError:
-        # Whoever read the output has enough; the interpreter must not try to flush the rest of it at its end.
+        # The reader of the output has enough; the interpreter must not try to flush the rest of it at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:

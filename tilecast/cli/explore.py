@@ -166,11 +166,14 @@ def asymmetry(
     pair: Any = tuple(part.strip() for part in axes.split(",")) if axes is not None else None
     if pair is not None and len(pair) != 2:
         raise MachineError(f"--axes: expected two facts with a comma between, got '{axes}'")
+    names = None if shown is None else [part.strip() for part in shown.split(",") if part.strip()]
+    if names == []:
+        raise MachineError(f"--show: expected machines with commas between, got '{shown}'")
     of = asked(direction, kernel, work, machine, level)
     with Screen() as screen:
         found = asymmetry_map(
             work, changes.of(machine), axes=pair, grid=grid, span=span, clock=clock.value, variant=of.variant, family=of.family,
-            shown=SHOWN if shown is None else [part.strip() for part in shown.split(",") if part.strip()],
+            shown=SHOWN if names is None else names,
             compiler=of.compiler, progress=screen, asked_pass=of.asked_pass,
         )  # fmt: skip
         if output is not None:

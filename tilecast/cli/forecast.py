@@ -69,6 +69,8 @@ def predict(
     if batch_file is not None:
         _predict_batch(work, machine, clock, batch_file, page, as_json, {"--trace": trace, "--measured": measured})
         return
+    if page != 64:
+        raise PredictError(f"--page {page} goes with --batch-file, and none is given")
     one = len(work.works) == len(machine) == 1
     for option, value in (("--trace", trace), ("--measured", measured)):
         if value is not None and not one:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilecast.cli.workload_options import AsJson, Changes, Clock, Kernel, LevelAtHand, Shapes, takes_workload
+from tilecast.cli.workload_options import AsJson, Clock, Kernel, LevelAtHand, Shapes, takes_workload
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
@@ -19,13 +19,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 _PANEL = "Kernels"
-#: What verbs about machine code take.
-_CodeFile = Annotated[
-    str, typer.Argument(help="A generated kernel file, a cubin, a fatbin, a Triton cache folder or a listing.")
-]
-_SourceDtype = Annotated[str, typer.Option("--dtype", help="bf16 or fp16, of a generated kernel.")]
-_OneKernel = Annotated[str | None, typer.Option("--kernel", help="Which of several, by a part of its name.")]
-_Warps = Annotated[int | None, typer.Option("--warps", help="Warps of a CTA, which a listing does not say.")]
 
 
 @app.command(rich_help_panel=_PANEL, epilog="Example: tilecast generate h200 --seqlen 8192 --causal -o kernel.py")
@@ -257,10 +250,10 @@ def tune(
         )
     if audit is not None and Path(audit).suffix not in (".json", ".csv"):
         raise OutputError(f"--audit: expected a name ending in .json or .csv, got '{audit}'")
-    for option, path in (("-o", output), ("--audit", audit)):
+    for option, path in (("-o", output), ("--audit", audit), ("--table", results)):
         if path is not None:
             check_writable(path)
-            if work.listed:
+            if work.listed and option != "--table":
                 raise OutputError(f"{option} {path}: one file for one shape: drop --shapes")
     family, _ = kernel.on(machine)
     rows = results or (str(Path(output).with_suffix(".csv")) if output else "tune.csv")
@@ -310,141 +303,6 @@ def _tuned_source(found: Tuning) -> str:
     ).source
 
 
-@app.command(rich_help_panel=_PANEL, epilog="Example: tilecast inspect kernel.cubin --kernel attention")
-def inspect(
-    file: _CodeFile,
-    arch: Annotated[
-        str | None,
-        typer.Option("--arch", help="sm_80, sm_90a, sm_100a or sm_103a: what to compile for, or which code."),
-    ] = None,
-    dtype: _SourceDtype = "bf16",
-    kernel: _OneKernel = None,
-    warps: _Warps = None,
-    as_json: AsJson = False,
-) -> None:
-    """Read machine code without a GPU: registers, roles, loops, barriers; of a generated kernel, beside the forecast."""
-    from tilecast.cli.progress import Screen, quiet_at_exit
-    from tilecast.cli.tables import show
-    from tilecast.codegen.compiler.inspection import as_dict, as_text, inspect_binary
-    from tilecast.codegen.compiler.inspection import inspect as compile_and_read
-
-    quiet_at_exit()
-    if file.endswith(".py"):
-        if arch is None:
-            raise typer.BadParameter("what to compile for? sm_80, sm_90a, sm_100a or sm_103a", param_hint="'--arch'")
-        with Screen() as screen:
-            screen("compile", 0, 0, file)
-            report = compile_and_read(file, arch, dtype, kernel)
-    else:
-        report = inspect_binary(file, arch, kernel, warps)
-    show(as_text(report), as_dict(report), as_json)
-
-
-@app.command(rich_help_panel=_PANEL, epilog="Example: tilecast forecast kernel.cubin --machine b200")
-@takes_workload
-def forecast(
-    file: _CodeFile,
-    changes: Changes,
-    machine: Annotated[
-        str | None,
-        typer.Option("--machine", help="Machine name or file (default: h200-sxm, b200 or b300, as the code is for)."),
-    ] = None,
-    arch: Annotated[str | None, typer.Option("--arch", help="Which code of a file with several.")] = None,
-    kernel: _OneKernel = None,
-    warps: _Warps = None,
-    dtype: _SourceDtype = "bf16",
-    ctas: Annotated[int | None, typer.Option("--ctas", min=1, help="CTAs of the launch: adds its time.")] = None,
-    iterations: Annotated[
-        str | None, typer.Option("--iterations", help="Iterations of a CTA: 128, or 1:128 as under a causal mask.")
-    ] = None,
-    per_sm: Annotated[
-        int | None,
-        typer.Option("--ctas-per-sm", min=1, help="CTAs that share an SM (default: 1; with --call as many as fit)."),
-    ] = None,
-    call: Annotated[
-        str | None,
-        typer.Option(
-            "--call",
-            help="Evaluate this in anybody's Python FILE and forecast the kernel that it launches, as in 'main(4096)'.",
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Forecast any kernel with a loop of matrix products from its machine code: cycles, busy units, who waits where, its time."""
-    from tilecast.cli.progress import Screen, quiet_at_exit
-    from tilecast.cli.tables import show
-    from tilecast.codegen.compiler.binary import read_binary
-    from tilecast.codegen.compiler.steady_forecast import (
-        MACHINES,
-        Grid,
-        as_dict,
-        as_text,
-        forecast_binary,
-        forecast_source,
-    )
-    from tilecast.model.machine.machine import load_machine
-
-    quiet_at_exit()
-    if call is not None and (ctas is not None or not file.endswith(".py")):
-        raise typer.BadParameter(
-            "is for a Python file, whose launch says how many CTAs it has: drop --ctas", param_hint="'--call'"
-        )
-    if call is None and (ctas is None) != (iterations is None):
-        raise typer.BadParameter(
-            "the time of a launch needs --ctas and --iterations: how many CTAs it has, and how often the loop goes round in one",
-            param_hint="'--ctas'",
-        )  # fmt: skip
-    grid = Grid(ctas, iterations) if ctas is not None and iterations is not None else None
-    chip = changes.of(load_machine(machine)) if machine is not None else None
-    with Screen() as screen:
-        screen("forecast", 0, 0, file)
-        if file.endswith(".py"):
-            if chip is None:
-                raise typer.BadParameter(
-                    "which machine? h200-sxm, b200, b300, or a file of your own", param_hint="'--machine'"
-                )
-            if call is not None:
-                _show_launch(file, call, chip, kernel, iterations, per_sm, as_json)
-                return
-            found = forecast_source(file, chip, dtype, per_sm, grid, kernel)
-        else:
-            binary = read_binary(file, arch, kernel)
-            if chip is None and binary.target not in MACHINES:
-                raise typer.BadParameter(
-                    f"expected code for {' or '.join(MACHINES)}, got {binary.target}: steady loops of other code are not "
-                    "simulated yet", param_hint="'FILE'",
-                )  # fmt: skip
-            chip = chip or changes.of(load_machine(MACHINES[binary.target]))
-            found = forecast_binary(binary, chip, warps, per_sm=per_sm or 1, grid=grid)
-    show(as_text(found), as_dict(found), as_json)
-
-
-def _show_launch(
-    file: str, call: str, chip: Machine, kernel: str | None, iterations: str | None, per_sm: int | None, as_json: bool
-) -> None:
-    """forecast --call: anybody's file, whose launches are compiled and not run."""
-    from tilecast.base.module_file import module_of
-    from tilecast.cli.tables import show
-    from tilecast.codegen.compiler.compile import CompileError
-    from tilecast.codegen.compiler.steady_forecast import as_dict, as_text, forecast_launch
-    from tilecast.emulator.call import evaluated
-    from tilecast.emulator.cuda_on_cpu import cuda_on_cpu
-
-    def run() -> None:
-        if not Path(file).is_file():
-            raise CompileError(f"{file}: expected a Python file with a kernel, found none")
-        module = module_of(file, f"tilecast_forecast_{Path(file).stem}", registered=True, beside=True)
-        evaluated(call, vars(module), file)
-
-    capability = {"sm_80": (8, 0), "sm_90a": (9, 0)}.get(chip.arch, (10, 0))
-    with cuda_on_cpu(capability, int(chip["chip.sm_count"])):
-        found, launched = forecast_launch(file, chip, run, kernel, iterations, per_sm)
-    tuned = f", the first of its {launched.configurations} configurations" if launched.configurations > 1 else ""
-    head = f"{call} launches {launched.ctas} CTAs of {launched.compiled.name}{tuned}; {found.per_sm} on an SM"
-    data = {**as_dict(found), "call": call, "ctas": launched.ctas, "configurations": launched.configurations}
-    show(f"{head}\n{as_text(found)}", data, as_json)
-
-
 @app.command(rich_help_panel=_PANEL, epilog="Example: tilecast presets")
 def presets(as_json: AsJson = False) -> None:
     """Model shapes that --preset takes."""
@@ -490,43 +348,3 @@ def ship(
     changed = write(__version__)
     head = f"{KERNELS}: wrote {len(changed)} files" if changed else f"{KERNELS}: up to date"
     typer.echo("\n".join([head, *(f"  {path}" for path in changed)]))
-
-
-@app.command(rich_help_panel=_PANEL, epilog="Example: tilecast loops h200 --head-dim 160 --causal --most 4")
-@takes_workload
-def loops(
-    work: Workload,
-    machine: Machine,
-    kernel: Kernel,
-    most: Annotated[int, typer.Option("--most", min=1, max=300, help="Loops, the first before compilation first.")] = 6,
-    workers: Annotated[int, typer.Option("--workers", min=0, max=256, help="Compilers at a time (0: all cores).")] = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Compile loops for --level kept and auto beyond those that ship, once, without a GPU: seconds each.
-
-    With --variant the loop of that kernel.
-    """
-    from tilecast.cli.progress import Screen, quiet_at_exit
-    from tilecast.cli.tables import show
-    from tilecast.codegen.compiler.compile import CompileError
-    from tilecast.codegen.shipping.loops import add
-    from tilecast.model.chip.evaluate import PredictError
-
-    quiet_at_exit()
-    family, variant = kernel.on(machine)
-    try:
-        with Screen() as screen:
-            made, known, path = add(work, machine, family, most, variant, workers, screen)
-    except CompileError as error:
-        raise PredictError(f"no loop was compiled: {error}") from None
-    lines = [f"{path}: {len(made)} loops compiled, {known} were at hand"]
-    lines += [
-        f"  {loop.code.registers:>4} registers  {loop.code.stack_bytes:>4} bytes spilled  {loop.code.variant}"
-        for loop in made
-    ]
-    data = {
-        "file": str(path), "at_hand": known,
-        "compiled": [{"variant": loop.code.variant, "registers": loop.code.registers, "spill_bytes": loop.code.stack_bytes}
-                     for loop in made],
-    }  # fmt: skip
-    show("\n".join(lines), data, as_json)

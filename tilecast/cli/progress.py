@@ -35,7 +35,7 @@ class Screen:
             self._bar.stop()
 
     def __call__(self, stage: str, done: float, total: float, detail: str = "", /) -> None:
-        """``done`` of ``total`` of ``stage`` are behind; ``total`` 0: nobody knows how much there is."""
+        """``done`` of ``total`` of ``stage`` are behind; ``total`` 0: how much there is is unknown."""
         now = time.monotonic()
         if stage != self._stage:
             self._stage, self._began, self._due, self._written = stage, now, now + self._FIRST_S, False

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from tilecast.base.words import fitted, significant
+
 if TYPE_CHECKING:
     from tilecast.model.forecast.predict import Prediction
     from tilecast.model.kernel.workload import Workload
@@ -27,8 +29,11 @@ def width() -> int:
 
 
 def show(text: str, data: object, as_json: bool) -> None:
-    """Print ``data`` as JSON or ``text``."""
-    typer.echo(json.dumps(data, indent=2) if as_json else text)
+    """Print ``data`` as JSON or ``text``, in a terminal in lines that fit."""
+    if as_json:
+        typer.echo(json.dumps(data, indent=2))
+        return
+    typer.echo(fitted(text, width()) if sys.stdout.isatty() else text)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], columns: int | None = None) -> str:
@@ -56,11 +61,6 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return text in ("", "-")
     return True
-
-
-def significant(value: float) -> str:
-    """Three digits, or the whole number where it has more."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def shape_name(w: Workload) -> str:

@@ -145,7 +145,8 @@ def _answer(
 
 
 def _table(answers: list[Any], names: list[str]) -> str:
-    from tilecast.cli.tables import significant, table
+    from tilecast.base.words import significant
+    from tilecast.cli.tables import table
 
     rows = []
     for name, a in zip(names, answers, strict=True):

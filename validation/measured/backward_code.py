@@ -20,7 +20,7 @@ from tilecast.model.machine.machine import Machine
 
 #: Written by tools/backward_loops.py: the loops of `key_of`, and of iterations that mask where a mask has them.
 LOOPS = MEASURED / "h200_backward_loops.txt"
-_MASKED, _NOT_USED = " masked", ",folded=none,held=false"
+_MASKED, _NOT_USED = " masked", (",persistent=false", ",folded=none,held=false")
 
 
 def key_of(workload: Workload, variant: BackwardVariant, loop: str) -> str:
@@ -30,8 +30,11 @@ def key_of(workload: Workload, variant: BackwardVariant, loop: str) -> str:
     same: BackwardVariant = variant
     if isinstance(variant, Fa3BackwardVariant | Fa3BackwardApartVariant):
         same = replace(variant, heads_abreast=1)
-    # Knobs that came after the loops were recorded are told where they are used.
-    return f"{w.head_dim_qk}/{w.head_dim_v} {w.mask} {loop} {variant_text(same).removesuffix(_NOT_USED)}"
+    text = variant_text(same)
+    # Knobs that came after the loops were recorded are told where they are used, the last first.
+    for knobs in _NOT_USED:
+        text = text.removesuffix(knobs)
+    return f"{w.head_dim_qk}/{w.head_dim_v} {w.mask} {loop} {text}"
 
 
 def masked_key(key: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tilecast.base.csv_file import numbered_rows
 from tilecast.base.words import did_you_mean
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.kernel.knobs import family_named
@@ -64,19 +64,12 @@ class _Kind:
 
 def read_table(table: Path) -> list[dict[str, str]]:
     """Rows of a table of a known kind; ServingTableError."""
-    try:
-        with table.open(newline="", encoding="utf-8-sig") as handle:
-            reader = csv.DictReader(handle)
-            header = [*(reader.fieldnames or ())]
-            if _kind(header) is None:
-                missing = next(name for name in _STEPS.columns if name not in header)
-                near = did_you_mean(missing, header)
-                raise ServingTableError(f"{table.name}: row 1: expected a column '{missing}', got none{near}")
-            rows = list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ServingTableError(
-            f"{table}: cannot read the table: {getattr(error, 'strerror', None) or error}"
-        ) from None
+    header, numbered = numbered_rows(table, "the table", ServingTableError)
+    if _kind(header) is None:
+        missing = next(name for name in _STEPS.columns if name not in header)
+        near = did_you_mean(missing, header)
+        raise ServingTableError(f"{table.name}: row 1: expected a column '{missing}', got none{near}")
+    rows = [row for _, row in numbered]
     if not rows:
         raise ServingTableError(f"{table.name}: expected at least one row, got none")
     return rows

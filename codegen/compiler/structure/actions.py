@@ -179,7 +179,7 @@ def wavefronts(places: Sequence[int | None], registers: int) -> int:
     """Wavefronts of an access of ``registers`` words a lane at byte addresses ``places``; 0 where one is not known.
 
     As many lanes go at a time as 128 bytes are of, and each such part as often as its fullest bank has words: where lanes read
-    the same words as well (8 bytes a lane, counters of two kernels on an H200: docs/training.md).
+    the same words as well (8 bytes a lane, counters of two kernels on an H200: docs/notes/backward-kernels.md).
 
     >>> wavefronts([4 * lane for lane in range(32)], 1), wavefronts([8 * lane for lane in range(32)], 2)
     (1, 2)

@@ -26,7 +26,7 @@ class ShapeError(ValueError):
 def kernel_shape(binary: Binary, warps: int | None = None) -> KernelShape:
     """Roles, loops and barriers of a kernel; ``warps`` of a CTA where the file does not say.
 
-    ShapeError where nobody says how many warps a CTA has, or no warp runs a loop.
+    ShapeError where neither file nor caller says how many warps a CTA has, or no warp runs a loop.
     """
     where = f"{binary.file}: {binary.kernel}" if binary.kernel else binary.file
     count = binary.warps or warps

@@ -58,7 +58,7 @@ class Thread:
 
     ``specials`` are its special registers by name, ``given`` numbers for phis and loads (a loop counter, a word of shared
     memory), and only values that came along ``edges`` count, where they are given.  A ``trusting`` one believes that what
-    was written under a predicate nobody can know (an election, a vote) is what is read: compilers compute the address of an
+    was written under a predicate that cannot be known (an election, a vote) is what is read: compilers compute the address of an
     elected thread's copy under the election as well.  A ``lenient`` one takes what some ways into a meeting point bring for
     all, where the others bring nothing that is known.
     """

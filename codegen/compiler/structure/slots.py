@@ -100,9 +100,30 @@ def by_slot(chosen: Sequence[Steady]) -> tuple[list[Steady], int]:
     return out, times
 
 
-def _used_ahead(one: Steady, ring: Barrier) -> int:
-    """Waits at slots of a ring ahead of a role's loop."""
-    sites = (one.site(step) for step in one.ahead if step.kind == "wait")
+def with_whole_phases(one: Steady) -> Steady:
+    """The same where fewer copies complete a phase ahead of the loop than in it (K and V in a slot of Q, dO and the rows' terms): the last
+    one as often as in the loop."""
+
+    def copies(steps: Sequence[Step], site: Barrier | None) -> int:
+        return sum(step.kind == "copy_in" and one.site(step) == site for step in steps)
+
+    def whole(before: Sequence[Step]) -> tuple[Step, ...]:
+        out: list[Step] = []
+        for step in before:
+            out.append(step)
+            site = one.place(step)
+            # Once for each slot: that it has one filling ahead of the loop.
+            fillings = sum(s.kind == "expect" and one.site(s) == site for s in before)
+            if step.kind == "copy_in" and fillings == 1 and copies(out, site) == copies(before, site):
+                out += [step] * (copies(one.repeated, site) - copies(before, site))
+        return tuple(out)
+
+    return dataclasses.replace(one, ahead=whole(one.ahead), begin=whole(one.begin))
+
+
+def _used_ahead(one: Steady, ring: Barrier, kind: str = "wait") -> int:
+    """Waits, or steps of another kind, at slots of a ring ahead of a role's loop."""
+    sites = (one.site(step) for step in one.ahead if step.kind == kind)
     return sum(site is not None and site.resolved and set(site.places) <= set(ring.places) for site in sites)
 
 
@@ -128,7 +149,7 @@ def _at_slot(one: Steady, step: Step, turn: int) -> Step:
         begin = site.places.index(step.first)
     else:
         # Where it begins is not known: after what was used ahead of the loop.
-        begin = _used_ahead(one, site) if step.kind == "wait" else 0
+        begin = _used_ahead(one, site, "expect" if step.kind == "copy_in" else step.kind)
     laps, slot = divmod(begin + turn, site.stages)
     mine = dataclasses.replace(site, places=(site.places[slot],))
     # The parity of the phase it asks for changes with every lap.

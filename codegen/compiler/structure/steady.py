@@ -9,6 +9,7 @@ stands out of line does not.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -16,7 +17,7 @@ from tilecast.codegen.compiler.flow import hides_scores
 from tilecast.codegen.compiler.opcodes import MATRIX, MMA_SYNC, WGMMA, latency_of
 from tilecast.codegen.compiler.structure.assemble import ShapeError
 from tilecast.codegen.compiler.structure.shape import EXPONENTIALS, Barrier, KernelShape, Loop, Role, Step
-from tilecast.codegen.compiler.structure.slots import Steady, anyone, at_base, by_slot, mapped
+from tilecast.codegen.compiler.structure.slots import Steady, anyone, at_base, by_slot, mapped, with_whole_phases
 from tilecast.model.compiled.costs import PARTITIONS
 from tilecast.model.compiled.roles import code as roles
 from tilecast.model.compiled.roles.code import KernelRoles, RoleCode, RoleInstruction
@@ -51,6 +52,7 @@ def kernel_roles(shape: KernelShape, out_bytes: int = 0, masked: bool = False) -
     chosen = _placed(at_base(chosen, shape))
     chosen = _every_iteration(chosen)
     chosen, unrolled = by_slot(chosen)
+    chosen = [with_whole_phases(one) for one in chosen]
     if not any(step.instruction.opcode in MATRIX for one in chosen for step in one.repeated):
         raise ShapeError(
             f"{shape.kernel}: expected matrix products in an innermost loop, whose iterations are simulated, "
@@ -229,8 +231,12 @@ def _warps(
 ) -> list[Steady]:
     """The warps of a role on the sub-partition of the matrix role's; of a role without one there, its first."""
     around, loop = min(loops, key=lambda one: len(one[1].steps))
-    ahead = tuple(step for step in _ahead(around[-1], loop) if step.kind == "expect" or _kind(step) != "plain")
-    begin = _ahead(around[-1], loop, True)
+    # Of a tile whose iterations are a loop in a loop, also what goes before the outer one.
+    levels = [*itertools.pairwise(around[1:]), (around[-1], loop)]
+    ahead = tuple(
+        step for out, into in levels for step in _ahead(out, into) if step.kind == "expect" or _kind(step) != "plain"
+    )
+    begin = tuple(step for out, into in levels for step in _ahead(out, into, True))
     if len(around) > 1:
         # What is handed over once, before the first tile, and what every tile begins with.
         handed = tuple(step for step in around[0].before(around[1]) if step.kind in ("wait", "arrive", "named_arrive"))
@@ -280,7 +286,7 @@ def _ahead(around: Loop, loop: Loop, whole: bool = False) -> tuple[Step, ...]:
     Meetings of the whole CTA count where the ``whole`` tile is looked at.
     """
     way = around.body[: around.body.index(loop)] if loop in around.body else around.body
-    # Where the whole CTA meets, everybody is there before the loops begin.
+    # Where the whole CTA meets, all warps are there before the loops begin.
     return tuple(one for one in way if isinstance(one, Step) and (whole or not (one.kind in _NAMED and one.amount < 0)))
 
 
@@ -327,7 +333,7 @@ def _parties(chosen: Sequence[Steady], looped: frozenset[Barrier]) -> dict[tuple
             arrivals = Counter((one.site(step), _kind(step)) for step in steps if _kind(step) in _ARRIVALS)
             announced = Counter(one.site(step) for step in steps if step.kind == "expect")
             for (site, kind), count in arrivals.items():
-                # A named barrier counts threads, whoever brings them.
+                # A named barrier counts threads of any warp.
                 if site is None or site.named:
                     continue
                 phases = waited[site] if steps is one.repeated else count

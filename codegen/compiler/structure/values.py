@@ -16,7 +16,7 @@ from tilecast.codegen.compiler.structure.operands import named, results
 #: Rounds until values settle: as many as loops are nested, and a few.  From the second number on a value that was taken for
 #: a meeting of several stays one, so that they do settle.
 _ROUNDS, _PATIENCE = 24, 12
-#: Opcodes whose operands nobody asks for.
+#: Opcodes whose operands are not asked for.
 _UNASKED = frozenset({
     "FFMA", "FADD", "FMUL", "FFMA2", "FADD2", "FMUL2", "FMNMX", "FMNMX3", "FSEL", "MUFU", "F2FP", "HMMA", "HGMMA",
     "NOP",

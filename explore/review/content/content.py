@@ -13,11 +13,6 @@ from tilecast.model.whatif.asymmetry import AsymmetryMap
 from tilecast.validation.statistics import ErrorSummary
 
 
-def tflops_text(value: float) -> str:
-    """Whole TFLOP/s, or three digits where there are fewer than a hundred."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-
-
 @dataclass(frozen=True, slots=True)
 class Regime:
     """The forecast at one clock; the interval is that of the ranged machine facts."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tilecast.base.words import significant
 from tilecast.explore.review.content.considered import TIE, binding_name
 from tilecast.explore.review.content.content import (
     Assumption,
@@ -14,7 +15,6 @@ from tilecast.explore.review.content.content import (
     Risk,
     Tornado,
     Variants,
-    tflops_text,
 )
 from tilecast.model.forecast.answer import Explained
 from tilecast.model.whatif.answers import Sensitivity
@@ -61,9 +61,9 @@ def verdict(e: Evidence) -> tuple[str, str]:
     """Two sentences: what it reaches, and what binds and would help (or what the change brings)."""
     p = e.forecast
     low, high = p.tflops_interval
-    others = "".join(f", {tflops_text(tflops)} at the {name} clock" for name, _, tflops, _ in p.other_regimes)
+    others = "".join(f", {significant(tflops)} at the {name} clock" for name, _, tflops, _ in p.other_regimes)
     first = (
-        f"Forecast: {p.time_ms:.4g} ms, {tflops_text(p.tflops)} TFLOP/s (interval {tflops_text(low)} to {tflops_text(high)}) at the {p.regime} clock"
+        f"Forecast: {p.time_ms:.4g} ms, {significant(p.tflops)} TFLOP/s (interval {significant(low)} to {significant(high)}) at the {p.regime} clock"
         f"{others}; that is {percent(peak_share(p))} of the tensor cores' peak at top clock."
     )
     if e.change is not None:
@@ -86,7 +86,7 @@ def _gain(change: Change) -> str:
         return f"nothing changes: it still takes {after.time_ms:.4g} ms, bound by {after.binding}"
     word = "faster" if gain > 0 else "slower"
     return (
-        f"it becomes {abs(gain):.1%} {word} ({tflops_text(after.tflops)} TFLOP/s) with the kernel chosen again and is then bound by {after.binding}"
+        f"it becomes {abs(gain):.1%} {word} ({significant(after.tflops)} TFLOP/s) with the kernel chosen again and is then bound by {after.binding}"
         f"{_clock_moved(change)}; {_kept(change)}"
     )
 

@@ -42,7 +42,7 @@ class Reviewed:
     #: (workload, machine, variant, clock, step, level).
     sensitivities: Callable[[Workload, Machine, Any, str | float, float, Compiler | None], Sensitivities]
     #: (variant, workload, machine) -> every combination of knobs of its family; why one cannot run ("": it can); what the
-    #: authors of its class ship, None where nobody does.
+    #: authors of its class ship, None where they ship none.
     space: Callable[[Any, Workload, Machine], tuple[Any, ...]]
     refusal: Callable[[Any, Workload, Machine], str]
     shipped: Callable[[Any, Workload, Machine], Any]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilecast.base.words import significant
 from tilecast.explore.map_picture import cell_style
 from tilecast.explore.review.content.content import (
     Ceiling,
@@ -19,7 +20,6 @@ from tilecast.explore.review.content.content import (
     Step,
     Timeline,
     Tornado,
-    tflops_text,
 )
 from tilecast.model.whatif.asymmetry import AsymmetryMap, MapPoint
 
@@ -134,7 +134,7 @@ def forecast_chart(regimes: tuple[Regime, ...]) -> Bars:
     """Interval of every clock regime with the value in it."""
     marks = []
     for i, r in enumerate(regimes):
-        hover = f"{r.name}: {tflops_text(r.tflops)} TFLOP/s, interval {tflops_text(r.low)} to {tflops_text(r.high)}, {r.time_ms:.4g} ms at {r.clock_mhz:.0f} MHz"
+        hover = f"{r.name}: {significant(r.tflops)} TFLOP/s, interval {significant(r.low)} to {significant(r.high)}, {r.time_ms:.4g} ms at {r.clock_mhz:.0f} MHz"
         marks.append(Mark(i, 0.0, r.tflops, "blue", "", hover, legend="forecast", height=0.9))
         marks.append(
             Mark(
@@ -142,7 +142,7 @@ def forecast_chart(regimes: tuple[Regime, ...]) -> Bars:
                 r.low,
                 r.high - r.low,
                 "orange",
-                f"{tflops_text(r.tflops)} ({tflops_text(r.low)} to {tflops_text(r.high)})",
+                f"{significant(r.tflops)} ({significant(r.low)} to {significant(r.high)})",
                 hover,
                 legend="interval",
                 height=0.35,
@@ -198,13 +198,13 @@ def roofline_chart(ceilings: tuple[Ceiling, ...], tflops: float) -> Bars:
     marks = []
     for i, c in enumerate(ceilings):
         cycles = f"{c.cycles:.0f} cycles per iteration, " if c.cycles is not None else ""
-        hover = f"{c.unit}: ceiling {tflops_text(c.tflops)} TFLOP/s; {cycles}busy {c.busy:.0%} of the time; {c.about}"
+        hover = f"{c.unit}: ceiling {significant(c.tflops)} TFLOP/s; {cycles}busy {c.busy:.0%} of the time; {c.about}"
         kind = "vermillion" if i == 0 else "sky"
-        marks.append(Mark(i, tflops, c.tflops - tflops, kind, f"{tflops_text(c.tflops)}", hover))
+        marks.append(Mark(i, tflops, c.tflops - tflops, kind, f"{significant(c.tflops)}", hover))
     caption = "TFLOP/s the workload would reach if the unit alone set the pace, at the forecast's clock. Bars begin at the forecast: their length is headroom."
     return Bars(
         "roofline", "Ceiling of every unit", caption, tuple(c.unit for c in ceilings), tuple(marks), "TFLOP/s (logarithmic)", log=True,
-        lines=((tflops, f"forecast {tflops_text(tflops)}"),),
+        lines=((tflops, f"forecast {significant(tflops)}"),),
     )  # fmt: skip
 
 
@@ -292,7 +292,7 @@ def accuracy_chart(regions: tuple[Region, ...]) -> Scatter | None:
 
 
 def _point_hover(q: Point) -> str:
-    return f"{q.machine}, {q.kernel}: {q.shape}<br>measured {tflops_text(q.measured)}, predicted {tflops_text(q.predicted)} TFLOP/s ({q.error:+.1%})<br>{q.source}"
+    return f"{q.machine}, {q.kernel}: {q.shape}<br>measured {significant(q.measured)}, predicted {significant(q.predicted)} TFLOP/s ({q.error:+.1%})<br>{q.source}"
 
 
 def map_chart(m: AsymmetryMap) -> Field:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tilecast.base.words import significant
 from tilecast.explore.review.content.content import (
     Assumption,
     Change,
@@ -12,7 +13,6 @@ from tilecast.explore.review.content.content import (
     Region,
     ReviewContent,
     Timeline,
-    tflops_text,
 )
 from tilecast.explore.review.content.judgement import percent
 from tilecast.explore.review.page.charts import Chart, charts, milliseconds, signed
@@ -124,15 +124,15 @@ def _figures(c: ReviewContent) -> tuple[tuple[str, str, str], ...]:
         ("Time", f"{first.time_ms:.4g} ms", f"{first.name} clock"),
         (
             "Throughput",
-            f"{tflops_text(first.tflops)} TFLOP/s",
-            f"interval {tflops_text(first.low)} to {tflops_text(first.high)}",
+            f"{significant(first.tflops)} TFLOP/s",
+            f"interval {significant(first.low)} to {significant(first.high)}",
         ),
         ("Of peak", percent(c.peak_share), "tensor cores at top clock"),
         ("SM clock", f"{first.clock_mhz:.0f} MHz", first.clock_reason),
     ]
     if c.change is not None:
         out.append(
-            ("After the change", f"{tflops_text(c.change.after.tflops)} TFLOP/s", f"{c.change.speed_up - 1:+.1%}")
+            ("After the change", f"{significant(c.change.after.tflops)} TFLOP/s", f"{c.change.speed_up - 1:+.1%}")
         )
     return tuple(out)
 
@@ -148,8 +148,8 @@ def _regimes(c: ReviewContent) -> Table:
         (
             r.name,
             f"{r.time_ms:.4g}",
-            tflops_text(r.tflops),
-            f"{tflops_text(r.low)} to {tflops_text(r.high)}",
+            significant(r.tflops),
+            f"{significant(r.low)} to {significant(r.high)}",
             f"{r.clock_mhz:.0f}",
             r.clock_reason,
         )
@@ -179,14 +179,14 @@ def _waterfall(c: ReviewContent) -> Table:
 def _roofline_text(c: ReviewContent) -> str:
     low = c.ceilings[0]
     return (
-        f"{low.unit} has the lowest ceiling, {tflops_text(low.tflops)} TFLOP/s; the forecast of {tflops_text(c.regimes[0].tflops)} is "
+        f"{low.unit} has the lowest ceiling, {significant(low.tflops)} TFLOP/s; the forecast of {significant(c.regimes[0].tflops)} is "
         f"{c.regimes[0].tflops / low.tflops:.0%} of it. What is missing are waits, start and end of tiles, and the last wave."
     )
 
 
 def _ceilings(c: ReviewContent) -> Table:
     rows = [
-        (r.unit, "–" if r.cycles is None else f"{r.cycles:.0f}", f"{r.busy:.0%}", tflops_text(r.tflops), r.about)
+        (r.unit, "–" if r.cycles is None else f"{r.cycles:.0f}", f"{r.busy:.0%}", significant(r.tflops), r.about)
         for r in c.ceilings
     ]
     of = ", of the kernel that takes longest" if c.other_timelines else ""
@@ -313,10 +313,10 @@ def _variants(c: ReviewContent) -> Table:
 
 def _variant(row: Considered) -> tuple[str, ...]:
     if row.verdict == "chosen":
-        return "this report's kernel", "chosen", tflops_text(row.tflops or 0.0), "+0.0%", row.reason
+        return "this report's kernel", "chosen", significant(row.tflops or 0.0), "+0.0%", row.reason
     if row.tflops is None or row.slower is None:
         return row.change, "not legal", "–", "–", row.reason
-    return row.change, row.verdict, tflops_text(row.tflops), f"{row.slower:+.1%}", row.reason
+    return row.change, row.verdict, significant(row.tflops), f"{row.slower:+.1%}", row.reason
 
 
 def _accuracy_text(regions: tuple[Region, ...]) -> tuple[str, ...]:
@@ -334,7 +334,7 @@ def _accuracy_text(regions: tuple[Region, ...]) -> tuple[str, ...]:
 
 def _points(region: Region) -> Table:
     rows = [
-        (q.machine, q.kernel, q.shape, tflops_text(q.measured), tflops_text(q.predicted), f"{q.error:+.1%}", q.source)
+        (q.machine, q.kernel, q.shape, significant(q.measured), significant(q.predicted), f"{q.error:+.1%}", q.source)
         for q in region.points[:_MOST_POINTS]
     ]
     caption = f"The nearest {len(rows)} of {region.count} {region.kind} points"
@@ -348,7 +348,7 @@ def _assumptions(rows: Sequence[Assumption]) -> Table:
         answer = (
             "–"
             if a.tflops_low is None or a.tflops_high is None
-            else f"{tflops_text(a.tflops_low)} to {tflops_text(a.tflops_high)}"
+            else f"{significant(a.tflops_low)} to {significant(a.tflops_high)}"
         )
         effect = "–" if a.low is None else f"{a.effect:.1%}"
         body.append((a.fact, f"{a.value:g} {a.unit}", a.kind, ends, answer, effect, f"{a.meaning}; {a.source}"))
@@ -368,7 +368,7 @@ def _map_text(c: ReviewContent) -> str:
     )
     return (
         f"{m.x_fact} and {m.y_fact} are moved by up to a factor of {m.x[-1] / m.x[len(m.x) // 2]:.3g}; every other fact stays this machine's, and the clock is "
-        f"held at {m.clock_mhz:.0f} MHz, where the kernel reaches {tflops_text(m.base_tflops)} TFLOP/s. In every cell {chosen}. "
+        f"held at {m.clock_mhz:.0f} MHz, where the kernel reaches {significant(m.base_tflops)} TFLOP/s. In every cell {chosen}. "
         "A GPU's place says where it lies by these two rates; it is no forecast for that GPU."
     )
 
@@ -396,7 +396,7 @@ def _change_section(change: Change, whole: str, drawn: tuple[Chart, ...]) -> Sec
         (
             s.title,
             f"{s.time_ms:.4g}",
-            tflops_text(s.tflops),
+            significant(s.tflops),
             f"{s.clock_mhz:.0f}",
             f"{s.timeline.ii_cycles:.0f}",
             s.binding,

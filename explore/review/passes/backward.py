@@ -57,7 +57,7 @@ def _refusal(variant: BackwardVariant, workload: Workload, machine: Machine) -> 
 
 
 def _shipped(variant: BackwardVariant, workload: Workload, machine: Machine) -> None:
-    """Nobody but tilecast ships kernels of these classes as they are written here."""
+    """Only tilecast ships kernels of these classes as they are written here."""
 
 
 def _others(

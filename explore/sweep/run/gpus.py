@@ -1,4 +1,4 @@
-"""The GPUs of this host as lanes: one process a GPU, one item at a time, and nobody else who times on it meanwhile."""
+"""The GPUs of this host as lanes: one process a GPU, one item at a time, and no other process that times on it meanwhile."""
 
 from __future__ import annotations
 

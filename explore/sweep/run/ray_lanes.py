@@ -34,7 +34,7 @@ class RayEngine:
 
     def __init__(self, workers: int = 0, address: str | None = None) -> None:
         try:
-            # Asking the cluster for usage statistics would send something to somebody.
+            # Asking the cluster for usage statistics would send data over the network.
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             import ray
         except ImportError as error:

@@ -37,7 +37,7 @@ class RoleInstruction(NamedTuple):
     #: Class of `model.compiled.code.LATENCIES`.
     latency: str
     kind: str = "plain"
-    #: Number of its barrier in `KernelRoles.barriers`; -1: none, or nobody's in the loops.
+    #: Number of its barrier in `KernelRoles.barriers`; -1: none, or one that no loop uses.
     barrier: int = -1
     #: wait: phases that count as complete before anybody arrives, 1 where a fresh barrier lets it pass;
     #: tensor_load, tensor_store, shared_load, shared_store: registers a thread; copy, copy_out: bytes; group_copy: bytes a lane;
@@ -65,7 +65,7 @@ class Barrier(NamedTuple):
     named: bool
     #: (role, kind, how often a phase) of all who arrive at it.
     parties: tuple[tuple[int, str, int], ...]
-    #: Arrivals that complete a phase, whoever brings them; 0: each party brings its own to every phase.
+    #: Arrivals that complete a phase, of any warp; 0: each party brings its own to every phase.
     anyone: int = 0
 
 

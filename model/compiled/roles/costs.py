@@ -36,7 +36,7 @@ class RoleCosts:
     named: float
     met: float
     fence: float
-    #: Tensor memory (0: none): bytes a cycle in and out, and cycles until a load nobody competes with is done.
+    #: Tensor memory (0: none): bytes a cycle in and out, and cycles until a load without competition is done.
     read_bytes: float
     write_bytes: float
     tensor_memory: float

@@ -14,7 +14,7 @@ and share nothing with it but barriers, tensor core and copies.  The rules:
 - copies by lanes come from L2 at the rate of all SMs together, and a group of them is there when its last is;
 - the n-th wait of a warp at a ring of s barriers passes when the (n + 1 - s f)-th phase of the ring is complete, where f is 1
   if the barrier lets the first wait pass; a phase is complete when all who arrive at it have;
-- where everybody waits in their first iteration, a wait under a branch is passed over: it concerns the iteration before;
+- where all warps wait in their first iteration, a wait under a branch is passed over: it concerns the iteration before;
 - an arrival is seen `handover` cycles later, what engines complete when it is complete; a wait takes `poll` cycles at least;
   who waits at a named barrier goes on `named` cycles after the last other arrival, and `met` after its own.
 """
@@ -49,7 +49,7 @@ class RolesRun:
 
 
 def _step(state: State) -> None:
-    """Issue the next instruction; CodeError where everybody waits for something that never comes."""
+    """Issue the next instruction; CodeError where all warps wait for something that never comes."""
     while True:
         chosen, best = None, math.inf
         for warp in state.warps:
@@ -102,7 +102,7 @@ def run_roles(kernel: KernelRoles, costs: RoleCosts, ctas: int = 1) -> RolesRun:
         for barrier, cycles in warp.standing.items()
     }
     busy = {name: (cycles - at[name]) / averaged for name, cycles in state.busy.items()}
-    # Products that nobody waits for are issued ahead of the tensor core, but not for ever.
+    # Products that no warp waits for are issued ahead of the tensor core, but not for ever.
     return RolesRun(max((laps[-1] - laps[_SETTLING - 1]) / averaged, busy["tensor"]), busy, waits)
 
 
@@ -134,7 +134,7 @@ def pass_cycles(code: Sequence[RoleInstruction], costs: RoleCosts, beside: Seque
 
 
 def _open(code: Sequence[RoleInstruction]) -> tuple[RoleInstruction, ...]:
-    """The same, in which mbarriers are nobody's."""
+    """The same, in which mbarriers belong to no role."""
     return tuple(one if one.kind in ("named_wait", "named_arrive") else one._replace(barrier=-1) for one in code)
 
 

@@ -53,14 +53,14 @@ class State:
         self.per_phase = [{(role, kind): n for role, kind, n in barrier.parties} for barrier in kernel.barriers]
         #: Named barriers: their meetings, and the threads of all roles that ever come to one.
         self.meetings: list[list[_Meeting]] = [[] for _ in kernel.barriers]
-        self.everybody = [0] * len(kernel.barriers)
+        self.all_threads = [0] * len(kernel.barriers)
         for role in kernel.roles:
             brought: dict[int, int] = {}
             for one in (*role.begin, *role.loop, *role.end):
                 if one.kind in ("named_wait", "named_arrive") and one.barrier >= 0:
                     brought[one.barrier] = max(_threads(one), brought.get(one.barrier, 0))
             for barrier, threads in brought.items():
-                self.everybody[barrier] += threads
+                self.all_threads[barrier] += threads
         self.issue_free = [0.0] * (len(kernel.roles) + 1)
         self.pipe_free = dict.fromkeys(PIPES, 0.0)
         self.busy = dict.fromkeys((*PIPES, "issue", "port"), 0.0)
@@ -97,7 +97,7 @@ class State:
         barrier = self.kernel.barriers[one.barrier]
         if one.kind == "wait":
             return self.complete(one.barrier, warp.passed[one.barrier] + 1 - barrier.stages * one.amount)
-        # Who waits at a named barrier has arrived there; it counts threads, whoever brings them.
+        # A warp that waits at a named barrier has arrived there; it counts threads of any warp.
         if one.barrier not in warp.meeting:
             warp.reached = at
             warp.meeting[one.barrier] = self.meet(warp, one, at)
@@ -116,7 +116,7 @@ class State:
         meeting = meetings[-1]
         meeting.arrivals.append((at, warp.index))
         meeting.threads += _threads(one)
-        meeting.complete = meeting.threads >= (one.amount if one.amount > 0 else self.everybody[one.barrier])
+        meeting.complete = meeting.threads >= (one.amount if one.amount > 0 else self.all_threads[one.barrier])
         return len(meetings) - 1
 
     def arrive(self, warp: Warp, one: RoleInstruction, at: float) -> None:
@@ -131,7 +131,7 @@ class State:
             self.arrived[one.barrier][warp.index, one.kind].append(at)
 
     def skip_guarded(self) -> bool:
-        """Where everybody waits: let a warp past a wait under a branch, which the first iteration may do without, once."""
+        """Where all warps wait: let a warp past a wait under a branch, which the first iteration may do without, once."""
         for warp in self.warps:
             if warp.done:
                 continue
@@ -143,7 +143,7 @@ class State:
         return False
 
     def open_meeting(self) -> bool:
-        """Where everybody waits: open a named barrier outside of the loops, to which others come than could be told."""
+        """Where all warps wait: open a named barrier outside of the loops, to which others come than could be told."""
         for warp in self.warps:
             if not warp.done and not warp.iterates:
                 for barrier, at in warp.meeting.items():

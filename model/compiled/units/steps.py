@@ -43,7 +43,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Program(Sequence[Step]):
-    """Pieces as the steps they stand for, which are only written out where somebody reads them."""
+    """Pieces as the steps they stand for, which are only written out where they are read."""
 
     pieces: tuple[Piece, ...]
 

@@ -12,7 +12,8 @@ from itertools import product
 
 from tilecast.model.kernel.variants.hopper import serving as hopper_serving
 from tilecast.model.kernel.variants.hopper.serving import HopperServingVariant
-from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
+from tilecast.model.kernel.variants.serving import has_room
+from tilecast.model.kernel.verdict import Verdict
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
@@ -50,14 +51,7 @@ def tmem_columns(tile_n: int, head_dim_v: int) -> int:
 
 def legality(variant: BlackwellServingVariant, workload: Workload, machine: Machine) -> Verdict:
     """Whether the machine can run ``variant``."""
-    if machine.tensor_kind != "tcgen05":
-        return Verdict(
-            f"{machine.name} has no tcgen05, which family serving-blackwell multiplies with", "use family serving"
-        )
-    need, limit = shared_bytes(variant, workload) + _MARGIN, machine["smem.per_cta_bytes"]
-    if need > limit:
-        return over_limit("shared memory", need, limit, "bytes", "use fewer kv_stages or a smaller tile_n")
-    return LEGAL
+    return has_room(variant.family, "tcgen05", shared_bytes(variant, workload) + _MARGIN, machine)
 
 
 def writable(variant: BlackwellServingVariant, workload: Workload, machine: Machine) -> Verdict:

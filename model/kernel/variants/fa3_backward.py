@@ -23,18 +23,20 @@ TILE_N, KEYS = 128, 64
 TILES_M = (64, 128)
 #: Tiles of Q and dO that are on their way or in use, and of dS.
 STAGES = 2
-#: Heads that are abreast however long they are, and what L2 is to hold of more: measured, docs/training.md.
+#: Heads that are abreast however long they are, and what L2 is to hold of more: measured, docs/notes/backward-kernels.md.
 LEAST_ABREAST, _L2_BYTES = 16, 2**25
-#: Heads abreast where sums of dQ may have any order: nobody waits then, and few share L2 (measured, docs/training.md).
+#: Heads abreast where sums of dQ may have any order: no program waits then, and few share L2 (docs/notes/backward-kernels.md).
 ANY_ORDER_ABREAST = 8
 #: Numbers of a row that products subtract, and bf16 pieces of a row: the K of a wgmma.
 FOLDED, PIECES = ("none", "lse", "both"), 16
-#: Knobs that were fastest at every shape measured on an H100 and an H200, and are all that the template writes (docs/training.md has
-#: what the others cost): at head_dim 128 K and V do not fit into registers, nor what "both" takes.
+#: Knobs that were fastest at every shape measured on an H100 and an H200, and are all that the template writes
+#: (docs/notes/backward-kernels.md has what the others cost): at head_dim 128 K and V do not fit into registers, nor what "both" takes.
 _WRITTEN: dict[int, dict[str, Any]] = {
-    64: {"tile_m": 128, "dk_first": False, "ahead": True, "fragments": True, "folded": "both", "held": True},
-    128: {"tile_m": 64, "dk_first": False, "ahead": False, "fragments": True, "folded": "lse", "held": False},
+    64: {"tile_m": 128, "ahead": True, "folded": "both", "held": True},
+    128: {"tile_m": 64, "ahead": False, "folded": "lse", "held": False},
 }
+for _knobs in _WRITTEN.values():
+    _knobs |= {"dk_first": False, "fragments": True, "persistent": True}
 #: Registers a thread of a warpgroup that multiplies may have.
 REGISTERS = 240
 #: Bytes beside the tiles: barriers, and what the compiler hands to the roles.
@@ -44,7 +46,8 @@ _MARGIN = 512
 @dataclass(frozen=True, slots=True)
 class Fa3BackwardVariant:
     """Query rows of a step, tiles of dQ on their way out, heads whose keys programs take by turns, order of the last two
-    products, warps that add, what runs while dQ is stored, how it lies then, and what products take of shared memory."""
+    products, warps that add, what runs while dQ is stored, how it lies then, what products take of shared memory, and for how many
+    blocks of keys a program is there."""
 
     family: str = "fa3_bwd"
     tile_m: int = 64
@@ -65,6 +68,8 @@ class Fa3BackwardVariant:
     folded: str = "lse"
     #: Whether K and V of a warpgroup stay in registers, of which a product reads shared memory less.
     held: bool = False
+    #: Whether programs stay, as many as there are SMs, and are dealt one block of keys after the other.
+    persistent: bool = False
 
 
 def abreast_rows(variant: Fa3BackwardVariant, mask: str) -> int:
@@ -106,7 +111,7 @@ def term_bytes(variant: Fa3BackwardVariant) -> int:
 
 
 def shared_bytes(variant: Fa3BackwardVariant, workload: Workload) -> int:
-    """Shared memory of the tiles: K, V unless it is held, which comes by way of dS, stages of Q, dO and dS, dQ in float32, terms."""
+    """Shared memory of the tiles: K, V unless it is held, which comes as if it were dO, stages of Q, dO and dS, dQ in float32, terms."""
     v, d = variant, workload.head_dim_qk
     owned = TILE_N * (d if v.held else 2 * d)
     halves = owned + STAGES * (2 * v.tile_m * d + TILE_N * v.tile_m)

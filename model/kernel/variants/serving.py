@@ -70,6 +70,16 @@ def shared_bytes(variant: ServingVariant, workload: Workload, machine: Machine) 
     return size * (moving + v.tile_m * (workload.head_dim_qk * reads_shared + v.tile_n))
 
 
+def has_room(
+    family: str, unit: str, need: int, machine: Machine, lever: str = "use fewer kv_stages or a smaller tile_n"
+) -> Verdict:
+    """Whether the machine multiplies with ``unit``, as ``family`` does, and a CTA may have ``need`` bytes of shared memory."""
+    if machine.tensor_kind != unit:
+        return Verdict(f"{machine.name} has no {unit}, which family {family} multiplies with", "use family serving")
+    limit = machine["smem.per_cta_bytes"]
+    return over_limit("shared memory", need, limit, "bytes", lever) if need > limit else LEGAL
+
+
 def legality(variant: ServingVariant, workload: Workload, machine: Machine) -> Verdict:
     """Whether the machine can run ``variant``."""
     need, limit = shared_bytes(variant, workload, machine), machine["smem.per_cta_bytes"] - _MARGIN

@@ -11,6 +11,10 @@ With `folded` a product of scores takes 16 columns more, in which three bf16 pie
 "both" that of dP does so with D: what comes out is less those numbers, which no thread loads then.  With `held` the operands from
 K and V are registers.
 
+With `persistent` programs stay: the next block's Q and dO are fetched under the last steps of the one before, and so are K and V that
+are held; those that are not follow the last products that read them.  dK and dV leave by way of the slots of dQ, and the warps that add dQ
+wait until they are stored.
+
 With `ahead` a lap of the loop begins with S^T of its step, issued while dQ of the step before is under way; that dQ is stored
 next, and the other products follow once S^T is there.
 """
@@ -57,8 +61,22 @@ def build(workload: Workload, variant: Fa3BackwardVariant, machine: Machine) -> 
         "gradients", "keys", pipeline, 2.0 * (3 * w.head_dim_qk + 2 * w.head_dim_v),
         step_bytes=v.tile_m * moving, added_bytes=tile, row_bytes=moving, sum_row_bytes=w.head_dim_qk * kernels.FLOAT,
         heads_abreast=abreast(v, w), turn_cycles=turn, query_heads=w.group_size,
+        turnaround_cycles=_turnaround(w, v, machine) if v.persistent else None,
     )  # fmt: skip
     return kernels.BackwardPass((kernels.row_terms(w, v.tile_m, terms), main, kernels.round_sums(w)))
+
+
+def _turnaround(w: Workload, v: Fa3BackwardVariant, m: Machine) -> float:
+    """Cycles between two tiles of a program that stays: dK and dV into shared memory, K and V out of it or into it."""
+    port, engine = m["smem.bytes_per_clk"], m["tma.bytes_per_clk"]
+    wide, size = w.head_dim_qk + w.head_dim_v, w.dtype_bytes
+    # A tile's end, its sums' slots, and which tile is next.
+    told = (3 + 2 * (not v.held)) * m["sync.mbarrier_roundtrip_cycles"]
+    sums = TILE_N * wide * size / port
+    if v.held:
+        return told + sums + TILE_N * wide * size / port
+    # They are fetched once the last dQ is there, while the sums go into shared memory.
+    return told + max(sums, m["tma.latency_l2_cycles"] + TILE_N * wide * size / engine)
 
 
 class _Loop(Warpgroups):
@@ -229,6 +247,7 @@ class _Loop(Warpgroups):
             (v.dk_first, " dK first"),
             (v.ahead, " ahead"),
             (v.held, " held"),
+            (v.persistent, " persistent"),
             (self.less_lse, f" folded {v.folded}"),
         )
         return "".join(text for holds, text in told if holds)

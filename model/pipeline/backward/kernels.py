@@ -40,6 +40,8 @@ class LoopKernel:
     turn_cycles: float = 0.0
     #: Query heads that a program which owns keys walks over, one after the other.
     query_heads: int = 1
+    #: Cycles from the last step of a tile to the first of the next where programs stay for several; None: they have one each.
+    turnaround_cycles: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ WARPS, TERM_LOADS = 4, 8
 def term_port_bytes() -> float:
     """What `TERM_LOADS` of all warps take of the port: a wavefront each, as all eight rows of lanes read the same numbers.
 
-    Counters say two (docs/accuracy.md); with two this level is 6.6 % off in place of 3.9: what it charges beside makes up for it.
+    Counters say two (docs/notes/forecast-accuracy.md); with two this level is 6.6 % off in place of 3.9: what it charges beside makes up for it.
     """
     return 128.0 * TERM_LOADS * WARPS
 

@@ -44,7 +44,7 @@ def _by_hand(w: Workload, v: Fa3Variant) -> bool:
 
 
 def spill_demand(w: Workload, v: Fa3Variant, m: Machine) -> tuple[tuple[str, float], ...]:
-    """(unit, cycles) pairs of a step's spilled words of a warpgroup, one after the other; empty where they hold nobody up."""
+    """(unit, cycles) pairs of a step's spilled words of a warpgroup, one after the other; empty where they hold nothing up."""
     words = spilled_words(w, v, m)
     # So many of all warpgroups wait in a queue.
     waiting = max(0.0, words - m.get("local.store_queue_depth", 0.0) / v.warpgroups)

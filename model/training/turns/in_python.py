@@ -14,7 +14,7 @@ def play(
 
     ``cycles`` are of one head's programs in the order they start, each on the slot that is free first; ``abreast`` heads take
     turns at starting one.  A program begins with each of its ``query_heads``, one after the other, ``turn`` cycles after the
-    program of the same head that started before it did; ``turn`` 0: nobody waits.
+    program of the same head that started before it did; ``turn`` 0: no program waits.
     """
     free = [0.0] * slots
     waited = 0.0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tilecast.base.csv_file import check_whole, read_rows
+from tilecast.base.csv_file import check_whole, numbered_rows, read_rows
 
 
 class _OwnError(ValueError):
@@ -36,3 +36,17 @@ def test_what_is_no_csv_is_one_sentence(tmp_path: Path) -> None:
         read_rows(file, "the table", _OwnError)
     with pytest.raises(_OwnError, match="cannot read the table: No such file"):
         read_rows(tmp_path / "none.csv", "the table", _OwnError)
+    file.write_text('id\n"1\n', encoding="utf-8")
+    with pytest.raises(_OwnError, match="cannot read the table: unexpected end of data"):
+        read_rows(file, "the table", _OwnError)
+
+
+def test_rows_carry_their_line_and_a_byte_order_mark_is_none_of_the_header(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text('\ufeffid,said\n1,"two\nlines"\n\n2,x\n', encoding="utf-8")
+    assert numbered_rows(file, "the table", _OwnError) == (
+        ["id", "said"],
+        [(3, {"id": "1", "said": "two\nlines"}), (5, {"id": "2", "said": "x"})],
+    )
+    file.write_text("")
+    assert numbered_rows(file, "the table", _OwnError) == ([], [])

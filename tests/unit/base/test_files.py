@@ -67,3 +67,25 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
     assert cache_folder("a") == tmp_path / "xdg" / "tilecast" / "a"
     monkeypatch.setenv("TILECAST_CACHE", str(tmp_path / "own"))
     assert cache_folder("a") == tmp_path / "own" / "tilecast" / "a"
+
+
+def test_a_link_stays_and_a_pipe_is_written_to(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to("real")
+    write_text_atomically(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_text_atomically(tmp_path / "pipe", "through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_circle_of_links_and_a_name_too_long_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    for name in ("circle", "x" * 300):
+        with pytest.raises(OutputError, match=r"cannot write: (Too many levels of symbolic links|File name too long)"):
+            write_text_atomically(tmp_path / name, "text")
+    assert [path.name for path in tmp_path.iterdir()] == ["circle"]

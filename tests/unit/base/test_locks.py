@@ -1,4 +1,4 @@
-"""A lock keeps others out, whoever made its file, and leaves no file where it is to leave none."""
+"""A lock keeps others out, whichever process made its file, and leaves no file where it is to leave none."""
 
 from __future__ import annotations
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from tilecast.base import text_file
 from tilecast.base.text_file import read_text
 
 
@@ -29,3 +31,14 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path: Path, kind: st
     with pytest.raises(_OwnError) as refused:
         read_text(tmp_path / kind, "the plan", _OwnError)
     assert str(refused.value) == f"{tmp_path / kind}: cannot read the plan: {reason}"
+
+
+def test_a_device_without_an_end_is_refused_and_a_pipe_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_file, "MOST_BYTES", 1 << 20)
+    with pytest.raises(_OwnError, match=r"^/dev/zero: cannot read the plan: more than 1 MB$"):
+        read_text("/dev/zero", "the plan", _OwnError)
+    reader, writer = os.pipe()
+    os.write(writer, b"a\r\nb")
+    os.close(writer)
+    assert read_text(f"/dev/fd/{reader}", "the plan", _OwnError) == "a\nb"
+    os.close(reader)

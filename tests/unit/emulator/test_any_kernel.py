@@ -1,4 +1,4 @@
-"""Kernels that nobody generated: launches, the language beyond our templates, and what is wrong named by line."""
+"""Kernels that tilecast did not generate: launches, the language beyond our templates, and what is wrong named by line."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import pytest
 import tilecast
 from tilecast.emulator.errors import (
     AllocationError,
+    DeadlockError,
     EmulationError,
     IntegerError,
     LayoutError,
@@ -243,3 +244,101 @@ def test_a_loop_and_a_tile_number_overflow_in_larger_problems() -> None:
     )
     with pytest.raises(IntegerError, match=r"row \* 4096 // 4096"):
         emulate(HOPPER, x, x, x, sms=1, text=text)
+
+
+#: Program 0 stores and says so by a flag; the others wait until it is at least LEAST, in a loop of PTX or of the kernel.
+FLAGGED = """
+@gluon.jit
+def waits(flag, LEAST):
+    gl.inline_asm_elementwise(
+        \"\"\"{
+            .reg .pred early;
+            .reg .s32 count;
+        again:
+            ld.acquire.gpu.global.s32 count, [$1];
+            setp.lt.s32 early, count, $2;
+            @early bra again;
+            mov.s32 $0, count;
+        }\"\"\", "=r,l,r", [flag, LEAST], dtype=gl.int32, is_pure=False, pack=1,
+    )
+
+
+@gluon.jit
+def kernel(flag, data, out, LEAST: gl.constexpr, HOW: gl.constexpr):
+    i = gl.arange(0, 128, layout=FLAT)
+    if gl.program_id(0) == 0:
+        gl.store(data + i, i + 1)
+        gl.barrier()
+        gl.atomic_add(flag, 1, sem="release")
+    else:
+        if HOW == "ptx":
+            waits(flag, LEAST)
+        elif HOW == "loop":
+            while gl.atomic_load(flag) < LEAST:
+                pass
+        else:
+            gl.atomic_add(flag, 0, sem="acquire")
+        gl.store(out + gl.program_id(0) * 128 + i, gl.load(data + i))
+"""
+
+
+@pytest.mark.parametrize(("mode", "seed"), SCHEDULES)
+@pytest.mark.parametrize("how", ["ptx", "loop"])
+def test_a_wait_that_would_have_gone_on_before_learns_of_no_release(
+    tmp_path: Path, mode: str, seed: int, how: str
+) -> None:
+    def run(least: int) -> Any:
+        flag, data, out = np.zeros(1, np.int32), np.zeros(128, np.int32), np.zeros((4, 128), np.int32)
+        module(tmp_path, FLAGGED, mode=mode, seed=seed).kernel[(4,)](flag, data, out, LEAST=least, HOW=how)
+        return out
+
+    assert (run(1)[1:] == np.arange(128) + 1).all()
+    # Another value may be read, or program 0 may not have begun: one of them shows, at random moments not each time.
+    if mode == "late":
+        with pytest.raises(RaceError, match="flags that this program has read do not tell of it: line"):
+            run(0)
+
+
+def test_one_thread_releases_for_other_warps_only_where_they_have_met(tmp_path: Path) -> None:
+    def run(triton: str, text: str = FLAGGED) -> Any:
+        flag, data, out = np.zeros(1, np.int32), np.zeros(128, np.int32), np.zeros((2, 128), np.int32)
+        module(tmp_path, text, triton=triton).kernel[(2,)](flag, data, out, LEAST=1, HOW="ptx")
+        return out
+
+    apart = FLAGGED.replace("        gl.barrier()\n", "")
+    for triton, text in (("", FLAGGED), ("3.9", apart)):
+        assert (run(triton, text)[1] == np.arange(128) + 1).all()
+    with pytest.raises(RaceError, match=r"one thread issues the atomic at line \d+: gl.atomic_add.*gl.barrier\(\)"):
+        run("", apart)
+    # Without the other warps there is nothing to wait for.
+    first = apart.replace("gl.store(data + i, i + 1)", "gl.store(data, 1)").replace(
+        "gl.load(data + i)", "gl.load(data)"
+    )
+    assert (run("", first)[1] == 1).all()
+
+
+def test_an_acquire_without_a_condition_is_found_by_another_order_of_programs(tmp_path: Path) -> None:
+    found = []
+    for seed in range(4):
+        flag, data, out = np.zeros(1, np.int32), np.zeros(128, np.int32), np.zeros((2, 128), np.int32)
+        run = module(tmp_path, FLAGGED, mode="random", seed=seed).kernel[(2,)]
+        try:
+            run(flag, data, out, LEAST=0, HOW="add")
+            found.append(bool((out[1] == np.arange(128) + 1).all()))
+        except RaceError:
+            found.append(False)
+    assert not all(found)
+
+
+def test_programs_on_the_machine_at_once_wait_for_each_other_and_a_later_one_does_not_help(tmp_path: Path) -> None:
+    text = FLAGGED.replace("program_id(0) == 0", "program_id(0) == 3")
+
+    def run(sms: int) -> Any:
+        flag, data, out = np.zeros(1, np.int32), np.zeros(128, np.int32), np.zeros((4, 128), np.int32)
+        made = module(tmp_path, text, mode="random", seed=0, sms=sms)
+        made.kernel[(4,)](flag, data, out, LEAST=1, HOW="ptx")
+        return out
+
+    assert (run(4)[:3] == np.arange(128) + 1).all()
+    with pytest.raises(DeadlockError, match="element 0 of a tensor"):
+        run(2)

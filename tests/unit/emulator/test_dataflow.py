@@ -118,11 +118,11 @@ def test_who_is_given_a_barrier_under_whatever_name() -> None:
         "mbarrier.expect(full, 64)",
         "tma.async_load(desc, [0, 0], full, ring.tiles.index(slot))",
     ]
-    # Where a helper only waits, nobody is signalled.
+    # Where a helper only waits, no role is signalled.
     assert given("ring.empty") == ["mbarrier.arrive(bars.index(slot), count=1)", "signal(ring.empty, slot)"]
     assert given("other.empty")[1:] == ["signal(ring.empty, slot)", "signal(sums.empty, slot)"]
     assert given("ring.nothing") == []
-    # What gives the slots back beside it; and whom nobody calls.
+    # What gives the slots back beside it; and what is never called.
     assert "signal(ring.empty, slot)" in [text[line - 1].strip() for line, _ in flow.beside("ring.full", ("wait",))]
     assert flow.unused() == ["role"]
 

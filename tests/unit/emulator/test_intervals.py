@@ -189,7 +189,7 @@ def test_a_place_that_loses_its_64_bits_is_found_in_every_family(
 
 
 def test_what_is_bounded_on_one_side_only_is_wide_on_the_other() -> None:
-    """A number that nobody knows well, bounded from above: its lower end proves nothing, also in a loop that begins or ends there."""
+    """A number that is not known well, bounded from above: its lower end proves nothing, also in a loop that begins or ends there."""
     larger = Larger([LargeLaunch("large", {"n": 2**26}, (4,))], fails=True)
     n = larger.argument("n")
     assert n is not None

@@ -16,7 +16,7 @@ from support import gluon_kernels as kernels
 MEETING = "bar.sync"
 #: Instructions that matter, in the order of the text.
 _KINDS = re.compile(
-    r"\b(bar\.sync|ld\.global|st\.global|ld\.shared|st\.shared|mbarrier\.arrive|tcgen05\.mma|tcgen05\.ld)\b"
+    r"\b(bar\.sync|atom\.global|ld\.global|st\.global|ld\.shared|st\.shared|mbarrier\.arrive|tcgen05\.mma|tcgen05\.ld)\b"
 )
 
 
@@ -34,6 +34,12 @@ def between(ptx: str, first: str, second: str) -> list[str]:
 def test_nothing_orders_warps_that_meet_in_global_memory(capability: int) -> None:
     ptx = kernels.compiled(kernels.through_global_memory, capability).asm["ptx"]
     assert MEETING not in ptx
+
+
+def test_an_atomic_that_releases_waits_for_the_other_warps_since_3_9() -> None:
+    meets = between(kernels.compiled(kernels.counts_itself_in, 90).asm["ptx"], "st.global", "atom.global") == [MEETING]
+    release = tuple(int(n) for n in triton.__version__.split(".")[:2])
+    assert meets == (release >= (3, 9)) or (3, 6) < release < (3, 9)
 
 
 def test_shared_memory_and_arrivals_are_ordered() -> None:

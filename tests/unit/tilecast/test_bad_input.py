@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
 from support.paths import ROOT
 
 from tilecast.cli import main
+
+#: The header of a device ELF, whose tables of sections and segments lie behind it.
+_CUBIN = b"\x7fELF\x02\x01\x01\x33" + bytes(8) + (2).to_bytes(2, "little") + (190).to_bytes(2, "little") + bytes(200)
 
 #: Verbs that take the workload options and a machine, with what else they need.
 VERBS = {
@@ -56,13 +60,15 @@ TOGETHER = [
 ALONE = [
     *(("predict", "b200", "--measured", text) for text in ("0.95", "fast", "-1ms", "0ms", "1 parsec", "nanms", "")),
     *(("schedule", "b200", "--time-limit", text) for text in ("0", "-1", "nan", "inf", "x")),
-    *(("sensitivity", "b200", "--step", text) for text in ("0", "0.9", "nan", "x")),
+    *(("sensitivity", "b200", "--step", text) for text in ("0", "1e-300", "0.9", "nan", "x")),
     *(("breakeven", "b200", "--fact", text) for text in ("nope", "chip.sm_count")),
     *(("map", "b200", "--grid", text) for text in ("4", "1", "103", "x")),
     *(("map", "b200", "--span", text) for text in ("1", "0", "65", "nan")),
     *(("map", "b200", "--axes", text) for text in ("mufu.ex2", "a,b,c", "mufu.ex2,nope", "mufu.ex2,mufu.ex2", "")),
     *((verb, machine) for verb in VERBS for machine in ("b2000", "", "/none/m.toml")),
     *((verb,) for verb in VERBS if verb not in ("demand", "schedule")),
+    ("map", "b200", "--show", ","), ("predict", "b200", "--page", "16"), ("tune", "b200", "--no-compile", "--table", "folder.toml"),
+    ("predict", "b200", "--variant", "tile_n=64,tile-n=128"), ("predict", "b200", "--variant", "fa4:family=fa4"),
     ("predict", "b200,,h200"), ("predict", "b200,b200"), ("whatif", "b200"),
     ("demand", "--tile-m", "0"), ("demand", "--tile-n", "x"),
     ("tune", "b200", "--budget", "-1"), ("tune", "b200", "--budget", "9", "--candidates", "3"), ("tune", "b200", "--audit", "a.txt"),
@@ -129,7 +135,89 @@ OTHERS = {
         for verb in ("predict", "report", "schedule", "whatif", "sensitivity", "breakeven", "map", "generate", "tune")
     },
 }  # fmt: skip
-FILES = ("missing.toml", "folder.toml", "binary.toml", "empty.toml", "nested.toml")
+FILES = ("missing.toml", "folder.toml", "binary.toml", "empty.toml", "nested.toml", "circle.toml", "x" * 300)
+#: Files with one fault each, by the verb that reads them.
+_FACT = 'inherits = "b200"\n[chip]\nsm_count = {{ value = {}, unit = "{}", kind = "spec", source = "x"{} }}\n'
+_ROW = "head_dim,seqlen,batch\n128,{},1\n"
+FAULTS: dict[tuple[str, ...], dict[str, str | bytes]] = {
+    ("predict", "b200", "--shapes"): {
+        "nan.csv": _ROW.format("nan"),
+        "inf.csv": _ROW.format("inf"),
+        "negative.csv": _ROW.format("-4096"),
+        "half.csv": _ROW.format("4096.5"),
+        "huge.csv": _ROW.format("9" * 5000),
+        "words.csv": _ROW.format("４k"),
+        "head.csv": "head_dim,seqlen\n",
+        "quote.csv": 'seqlen\n"4096\n',
+        "more.csv": "seqlen\n4096,5\n",
+        "twice.csv": "seqlen,seqlen\n4096,5\n",
+        "semicolon.csv": "seqlen;batch\n4096;1\n",
+        "nul.csv": "seqlen\n40\x0096\n",
+        "utf16.csv": "seqlen\n4096\n".encode("utf-16"),
+        "zipped.csv": gzip.compress(b"seqlen\n4096\n"),
+        "zipped.csv.gz": gzip.compress(bytes(90)),
+        "maybe.csv": "seqlen,causal\n4096,maybe\n",
+        "dtype.csv": "seqlen,dtype\n4096,bf17\n",
+        "window.csv": "seqlen,window\n4096,wide\n",
+    },
+    ("step", "h200", "--batch-file"): {
+        "other.csv": "a,b\n1,2\n",
+        "nan.csv": "seqlen_q,seqlen_k\n1,nan\n",
+        "fewer.csv": "seqlen_q,seqlen_k\n5,3\n",
+        "negative.csv": "seqlen_q,seqlen_k\n-1,100\n",
+        "huge.csv": "seqlen_q,seqlen_k\n1," + "9" * 30 + "\n",
+        "cut.csv.gz": gzip.compress(bytes(range(256)) * 9)[:60],
+    },
+    ("machine", "check"): {
+        "nan.toml": _FACT.format("nan", "SM", ""),
+        "inf.toml": _FACT.format("1e400", "SM", ""),
+        "negative.toml": _FACT.format("-5", "SM", ""),
+        "true.toml": _FACT.format("true", "SM", ""),
+        "text.toml": _FACT.format('"many"', "SM", ""),
+        "unit.toml": _FACT.format("148", "GHz", ""),
+        "range.toml": _FACT.format("148", "SM", ", low = 200, high = 100"),
+        "infinite.toml": _FACT.format("148", "SM", ", high = inf"),
+        "itself.toml": 'inherits = "itself.toml"\n',
+        "number.toml": "inherits = 5\n",
+        "flat.toml": 'inherits = "b200"\nchip = 7\n',
+        "name.toml": 'inherits = "b200"\n["chíp"]\nsm_count = 3\n',
+        "utf16.toml": 'inherits = "b200"'.encode("utf-16"),
+    },
+    ("inspect", "--arch", "sm_90a"): {
+        "exits.py": "raise SystemExit(3)\n",
+        "divides.py": "1 / 0\n",
+        "asks.py": "import no_such_module_at_all\n",
+        "ends.py": "while True\n",
+        "nested.py": "x = " + "(" * 3000 + ")" * 3000,
+        "other.py": "def f(): pass\n",
+        "number.py": "TILECAST = 5\n",
+        "nul.py": "x = 1\x00\n",
+        "short.cubin": _CUBIN[:20],
+        "head.cubin": _CUBIN[:64],
+        "beyond.cubin": _CUBIN[:40] + b"\xff" * 24,
+        "text.cubin": "hello\n",
+        "empty.cubin": "",
+    },
+    ("forecast", "--machine", "h200"): {
+        "exits.py": "raise SystemExit(3)\n",
+        "head.cubin": _CUBIN[:64],
+        "beyond.cubin": _CUBIN[:40] + b"\xff" * 24,
+        "other.py": "def f(): pass\n",
+    },
+    ("emulate",): {
+        "exits.py": "raise SystemExit(3)\n",
+        "divides.py": "1 / 0\n",
+        "nul.py": "x = 1\x00\n",
+        "other.py": "def f(): pass\n",
+        "number.py": "TILECAST = 5\n",
+    },
+    ("validate", "compare"): {"empty.zip": "", "text.zip": "PK\x03\x04", "cut.zip": b"PK\x03\x04" + bytes(200)},
+    ("sweep",): {
+        "number.toml": "machines = 5\n",
+        "text.toml": "machines = ['b200']\nworkloads = 'x'\n",
+        "negative.toml": "machines = ['b200']\n[[workloads]]\nseqlen = -1\n",
+    },
+}
 #: Verbs that write, and where they are told to; OUT becomes a place that cannot be written.
 WRITERS = [
     ("predict", "b200", "--trace", "OUT.json"), ("report", "b200", "-o", "OUT.html"), ("report", "b200", "-o", "OUT.md"),
@@ -155,7 +243,8 @@ CASES = [
     *((*verb, option, value) for verb, options in OTHERS.items() for option, values in options for value in values),
     *ALONE, *ENDINGS,
     *(tuple(word.replace("FILE", file) for word in reader) for reader in READERS for file in FILES),
-    *(tuple(word.replace("OUT", where) for word in writer) for writer in WRITERS for where in ("none/out", "file/out")),
+    *(tuple(word.replace("OUT", where) for word in writer) for writer in WRITERS for where in ("none/out", "file/out", "x" * 300)),
+    *((*verb, f"./{name}") for verb, files in FAULTS.items() for name in files),
 ]  # fmt: skip
 
 
@@ -169,6 +258,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "empty.toml").write_text("")
     (tmp_path / "nested.toml").write_text("a = " + "[" * 5000)
     (tmp_path / "file").write_text("kept")
+    (tmp_path / "circle.toml").symlink_to("circle.toml")
     (tmp_path / "SHAPES").write_text("seqlen\n64\n128\n")
     return tmp_path
 
@@ -179,6 +269,9 @@ def test_there_are_as_many_as_the_review_had() -> None:
 
 
 def refused(arguments: tuple[str, ...], place: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    for verb, files in FAULTS.items():
+        if arguments[:-1] == verb and (content := files.get(arguments[-1].removeprefix("./"))) is not None:
+            (place / arguments[-1]).write_bytes(content.encode() if isinstance(content, str) else content)
     before = sorted(str(p) for p in place.rglob("*"))
     with pytest.raises(SystemExit) as end:
         main(list(arguments))

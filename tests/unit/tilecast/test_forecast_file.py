@@ -78,7 +78,7 @@ def test_a_backward_kernel_beside_its_loop_before_compilation(capsys: pytest.Cap
     )
     # Five products of 128 x 128 a step, and 16 columns more for LSE and for D.
     assert found["flop_per_iteration_and_sm"] == 2 * 128 * 128 * (5 * 64 + 2 * 16)
-    # Triton 3.9 spills some 40 registers, which nobody knows before compilation.
+    # Triton 3.9 spills some 40 registers, which is not known before compilation.
     assert 0.75 < found["cycles_per_iteration"] / found["cycles_before_compilation"] < 1.2
     # With K and V in registers the port of shared memory has less to do than the tensor core.
     assert found["busy"]["tensor"] > found["busy"]["port"] > 0.5
@@ -88,7 +88,7 @@ def test_a_backward_kernel_beside_its_loop_before_compilation(capsys: pytest.Cap
     assert code == 0 and "CTAs that add to one dQ by turns wait for each other: neither has that" in out
 
 
-#: A product of any author, tuned by Triton, whose caller looks at what nobody computed.
+#: A product of any author, tuned by Triton, whose caller looks at what was not computed.
 PRODUCT = """
 import torch, triton, triton.language as tl
 import sizes

@@ -49,7 +49,7 @@ def test_generate_takes_the_class_built_for_the_machine(out, tmp_path) -> None: 
         text = out("generate", machine, "--pass", "bwd", "-o", str(tmp_path / "backward.py"), *more)
         return text.partition("family=")[2].partition(",")[0]
 
-    # Nobody writes fa4_bwd; head_dim 256 and 96 have classes of their own.
+    # No template writes fa4_bwd; head_dim 256 and 96 have classes of their own.
     assert [family(m) for m in ("h200", "b200", "a100")] == ["fa3_bwd", "fa2_bwd", "fa2_bwd"]
     assert [family("h200", "--head-dim", d) for d in ("256", "96")] == ["fa3_bwd_apart", "fa2_bwd"]
 

@@ -174,7 +174,7 @@ STREAMS: dict[str, Stream] = {
 # Streams whose energy is measured (power_mix.cu).  Data decide power, and a chain such as x = k x + m settles at its fixed
 # point, where nothing toggles any more.  So a chaotic map feeds them, x = x x - 1.9, which stays within 2 and never repeats;
 # results are folded into four accumulators (the assembler makes one three-input LOP3 of two folds), as it drops what
-# nobody reads.  What a step adds to the step without it is the energy of the instruction.
+# nothing reads.  What a step adds to the step without it is the energy of the instruction.
 _CHAOS = 'asm volatile("fma.rn.f32 %0, %0, %0, %1;" : "+f"(x[{0}]) : "f"(-1.9f));'
 _X, _X5, _X11 = "x[i]", "x[((i) + 5) & 15]", "x[((i) + 11) & 15]"
 

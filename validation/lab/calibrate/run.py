@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import multiprocessing
-import os
 from collections.abc import Iterable
-from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from tilecast.base.pool import cores, spread
 from tilecast.base.progress import Progress
 from tilecast.validation.lab.calibrate.cases import Case, Reading
 from tilecast.validation.lab.calibrate.errors import CalibrateError
 from tilecast.validation.lab.calibrate.gpu import Gpu, GpuError, Identity, today
-from tilecast.validation.lab.calibrate.nvrtc import compile_cubin, source_sha
+from tilecast.validation.lab.calibrate.nvrtc import CompileError, compile_cubin, source_sha
 from tilecast.validation.lab.calibrate.store import Row, append_rows, params_text, read_rows, rows_of
 
 
@@ -60,34 +58,42 @@ def run_cases(gpu: Gpu, cases: list[Case], store: str | Path, command: str, prog
     failed: list[tuple[str, str]] = []
     total = sum(case.seconds for case in todo)
     passed = 0.0
-    # Spawned, not forked: a fork would copy the GPU context.
-    workers = max(1, min(16, (os.cpu_count() or 2) - 1))
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        built: dict[str, Future[bytes]] = {}
-        for case in todo:
-            text = case.text()
-            if text not in built:
-                built[text] = pool.submit(compile_cubin, text, gpu.arch)
-        for index, case in enumerate(todo):
-            progress("calibrate", passed, total, case.label())
-            passed += case.seconds
-            try:
-                gpu.kernel(case, built[case.text()].result())
-                readings = case.measure(gpu, case)
-            except GpuError as error:
-                failed.append((case.label(), str(error)))
-                if not gpu.alive():
-                    raise CalibrateError(
-                        f"the GPU was lost in {case.label()} ({error}); {index} results are in {store}: run again to go on"
-                    ) from None
-                continue
-            except Exception as error:  # one broken benchmark must not lose the others
-                failed.append((case.label(), f"{type(error).__name__}: {error}"))
-                continue
-            append_rows(store, _rows(gpu.identity, case, readings, command, keys[id(case)][-1]))
+    texts = tuple(dict.fromkeys(case.text() for case in todo))
+    compiled = spread(_compiled, [(text, gpu.arch) for text in texts], min(16, max(1, cores() - 1)))
+    built: dict[str, bytes | CompileError] = {}
+    for index, case in enumerate(todo):
+        progress("calibrate", passed, total, case.label())
+        passed += case.seconds
+        while case.text() not in built:
+            built[texts[len(built)]] = next(compiled)
+        try:
+            binary = built[case.text()]
+            if isinstance(binary, CompileError):
+                raise binary
+            gpu.kernel(case, binary)
+            readings = case.measure(gpu, case)
+        except GpuError as error:
+            failed.append((case.label(), str(error)))
+            if not gpu.alive():
+                raise CalibrateError(
+                    f"the GPU was lost in {case.label()} ({error}); {index} results are in {store}: run again to go on"
+                ) from None
+            continue
+        except Exception as error:  # one broken benchmark must not lose the others
+            failed.append((case.label(), f"{type(error).__name__}: {error}"))
+            continue
+        append_rows(store, _rows(gpu.identity, case, readings, command, keys[id(case)][-1]))
     progress("calibrate", total, total)
     mine = tuple(r for r in read_rows(store) if (r.gpu, r.driver) == (gpu.identity.name, gpu.identity.driver))
     return Outcome(mine, len(todo) - len(failed), len(cases) - len(todo), tuple(failed))
+
+
+def _compiled(asked: tuple[str, str]) -> bytes | CompileError:
+    """Machine code of (source, architecture), or why there is none: what ends one compilation must not end the others."""
+    try:
+        return compile_cubin(*asked)
+    except CompileError as error:
+        return error
 
 
 def _rows(identity: Identity, case: Case, readings: object, command: str, sha: str) -> list[Row]:

@@ -20,7 +20,7 @@ from tilecast.validation.lab.worker.process import Asker, Worker, WorkerError, W
 
 MODULE = "tilecast.validation.lab.measure.tasks"
 _MOST_WORKERS = 12
-#: Peers that keep their compiled kernels in the process: compiling them in another one helps nobody.
+#: Peers that keep their compiled kernels in the process: compiling them in another one does not help.
 _COMPILED_IN_PROCESS = ("flash-attn-4",)
 #: (items done since the last call, what happens)
 Progress = Callable[[int, str], None]

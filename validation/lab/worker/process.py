@@ -76,7 +76,7 @@ class Worker:
                 self.close()
                 raise WorkerLostError(f"no answer in {silence_s:.0f} s: it hangs") from None
             if not line:
-                self._lines.put("")  # whoever asks after this must not wait for a process that is gone
+                self._lines.put("")  # a caller that asks after this must not wait for a process that is gone
                 with contextlib.suppress(subprocess.TimeoutExpired):  # its own exit code, not that of being killed
                     self._process.wait(_LAST_WORDS_S)
                 self.close()

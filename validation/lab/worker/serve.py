@@ -1,6 +1,6 @@
 """The side of a worker that computes: requests as lines of JSON on stdin, answers on stdout, until stdin ends.
 
-Whatever a kernel nobody has run before does (crash, lost context, hang), it does to this process and not to the run.
+Whatever a kernel that has not run before does (crash, lost context, hang), it does to this process and not to the run.
 A module that calls `serve` is started as ``python -P -m MODULE``; it ends with the process that started it.
 """
 
@@ -33,7 +33,7 @@ def serve(tasks: Tasks) -> None:
         try:
             answers.write(json.dumps(line) + "\n")
             answers.flush()
-        except BrokenPipeError:  # nobody is left to hear it
+        except BrokenPipeError:  # no process is left to hear it
             os._exit(0)
 
     for line in sys.stdin:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from tilecast.model.kernel.variants.hopper.serving import PIECE, ROWS
-from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
+from tilecast.model.kernel.variants.serving import has_room
+from tilecast.model.kernel.verdict import LEGAL, Verdict
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
@@ -58,14 +59,7 @@ def shared_bytes(variant: HopperPrefillVariant, workload: Workload) -> int:
 
 def legality(variant: HopperPrefillVariant, workload: Workload, machine: Machine) -> Verdict:
     """Whether the machine can run ``variant``."""
-    if machine.tensor_kind != "wgmma":
-        return Verdict(
-            f"{machine.name} has no wgmma, which family prefill-hopper multiplies with", "use family serving"
-        )
-    need, limit = shared_bytes(variant, workload) + _MARGIN, machine["smem.per_cta_bytes"]
-    if need > limit:
-        return over_limit("shared memory", need, limit, "bytes", "use fewer kv_stages or a smaller tile_n")
-    return LEGAL
+    return has_room(variant.family, "wgmma", shared_bytes(variant, workload) + _MARGIN, machine)
 
 
 def writable(variant: HopperPrefillVariant, workload: Workload, machine: Machine) -> Verdict:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
+from tilecast.model.kernel.variants.serving import has_room
 from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -81,12 +82,7 @@ def legality(variant: HopperServingVariant, workload: Workload, machine: Machine
 
 def fits(family: str, tiles: int, machine: Machine) -> Verdict:
     """Whether the machine multiplies as ``family`` does and has shared memory for ``tiles`` bytes of tiles."""
-    if machine.tensor_kind != "wgmma":
-        return Verdict(f"{machine.name} has no wgmma, which family {family} multiplies with", "use family serving")
-    need, limit = tiles + _MARGIN, machine["smem.per_cta_bytes"]
-    if need > limit:
-        return over_limit("shared memory", need, limit, "bytes", "use fewer kv_stages or a smaller tile_n")
-    return LEGAL
+    return has_room(family, "wgmma", tiles + _MARGIN, machine)
 
 
 def writable(variant: HopperServingVariant, workload: Workload, machine: Machine) -> Verdict:
@@ -311,7 +307,7 @@ def chosen_runs(workload: Workload, machine: Machine) -> HopperRunsVariant:
     """The variant to start from: two programs of an SM, each with two blocks of 64 keys of 128 columns in flight, or as many bytes of
     other heads; one program that takes items in turn has half as much again.
 
-    Two, three and four blocks of the latter were compared on an H200 (docs/serving.md).
+    Two, three and four blocks of the latter were compared on an H200 (docs/notes/serving-kernels.md).
     """
     block = 64 * (workload.head_dim_qk + workload.head_dim_v) * workload.dtype_bytes
     most, dealt = -(-_IN_FLIGHT_RUNS // block), -(-_IN_FLIGHT // block)

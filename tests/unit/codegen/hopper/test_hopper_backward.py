@@ -49,9 +49,7 @@ def test_what_ships_is_the_first_choice_and_was_measured_to_beat_the_portable_on
     asked = str(kernel.workload.head_dim_qk), kernel.workload.mask
     # Milliseconds by length, in the last run that had this variant.
     own, portable = {}, {}
-    # Kernels of head_dim 64 and 128 were measured on an H100 last.
-    name = "h200" if kernel.family == "hopper_bwd_apart" else "h100"
-    with (MEASURED / f"{name}_backward_kernels.csv").open(encoding="utf-8") as table:
+    with (MEASURED / "h200_backward_kernels.csv").open(encoding="utf-8") as table:
         for row in csv.DictReader(table):
             if (row["head_dim"], row["mask"]) != asked or "key heads" in row["note"] or "any order" in row["note"]:
                 continue
@@ -87,7 +85,7 @@ def test_what_ships_is_the_first_choice_and_was_measured_to_beat_the_portable_on
     ],
 )  # fmt: skip
 def test_what_cannot_be_written_names_reason_and_lever(knobs: str, problem: Workload, machine: str, text: str) -> None:
-    base = Fa3BackwardVariant(tile_m=128 if problem.head_dim_qk == 64 else 64)
+    base = Fa3BackwardVariant(tile_m=128 if problem.head_dim_qk == 64 else 64, persistent=True)
     with pytest.raises(VariantError, match=text):
         generate_backward(problem, load_machine(machine), parse_backward(knobs, base))
 

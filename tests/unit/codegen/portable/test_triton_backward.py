@@ -283,7 +283,7 @@ def test_gradients_in_the_interpreter(case: Case, results: dict[str, Any]) -> No
     ):
         assert error <= 2 * peer + STEP * largest, f"{name}: {error:.3g}, PyTorch operations {peer:.3g}"
     assert got["empty_rows"], "a row without visible keys must have a gradient of exactly zero"
-    assert got["unseen_keys"], "a key that nobody sees must have gradients of exactly zero"
+    assert got["unseen_keys"], "a key that no query sees must have gradients of exactly zero"
     assert got["repeats"], "the same call in other memory must give the same bits"
     assert got["untouched"], "wrote outside dq, dk or dv"
 

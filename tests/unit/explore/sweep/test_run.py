@@ -77,7 +77,7 @@ sweep(sys.argv[1], store=sys.argv[2], engine=Engine(2))
 
 
 class Unused:
-    """An engine that nobody may ask for lanes."""
+    """An engine that must not be asked for lanes."""
 
     name, depth = "unused", 1
 
@@ -526,3 +526,14 @@ def test_a_real_ray_cluster_of_two_workers_gives_the_same_and_survives_a_dead_ac
     for item in plan.items:
         assert stored[item.key].fields() == run_item(item.text, machines)
     assert with_ray.count("infeasible") == 8
+
+
+def test_a_table_in_a_notebook_is_short() -> None:
+    rows = tuple({"machine": "b<200", "status": "ok", "time_ms": 0.123456, "key": str(n)} for n in range(60))
+    found = tilecast.SweepTable(rows, 60, 0, 60)
+    assert repr(found) == "<SweepTable of 60 rows, 4 columns: 60 ok>"
+    page = found._repr_html_()
+    assert page.count("<tr>") == 51
+    assert "60 rows, the first 50" in page
+    assert "b&lt;200" in page
+    assert "0.1235" in page

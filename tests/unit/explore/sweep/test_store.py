@@ -127,7 +127,7 @@ def test_no_lock_file_stays(tmp_path: Path) -> None:
     text.write_text("a file of something else", encoding="utf-8")
     assert "notadb" in refusal(text)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["notadb", "s.db"]
-    # What a killed sweep leaves is nobody's lock.
+    # What a killed sweep leaves locks nothing.
     (tmp_path / "s.db.lock").touch()
     with Store(path) as store:
         assert store.known(["a" * 64])

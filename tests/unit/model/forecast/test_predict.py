@@ -231,3 +231,13 @@ def test_a_loop_of_one_consumer_that_ends_with_its_producer_is_explained() -> No
     variant = Fa3Variant(warpgroups=1, ping_pong=False, scheduler="persistent")
     p = predict(Workload(32, 32, 32, 512, 512, 64, 64), "h200-sxm", variant, clock=1700.0, interval=False)
     assert p.binding.name in p.text()
+
+
+@pytest.mark.parametrize(("machine", "words"), [("h200-sxm", "instead of the"), ("b200", "and not the kernel of the")])
+def test_few_queries_say_what_the_operator_launches_be_it_faster_or_slower(machine: str, words: str) -> None:
+    """On a B200 only portable kernels serve five queries of eight heads a key head: slower than what Blackwell's own would be."""
+    work = Workload(heads_q=16, heads_kv=2, seqlen_q=5, seqlen_k=4096)
+    found = predict(work, machine)
+    note = next(note for note in found.notes if note.startswith("5 queries a head"))
+    assert f"ms by its forecast {words} {found.time_ms:.4g} ms above" in note
+    assert (float(note.split("launches one here: ")[1].split()[0]) < found.time_ms) == (machine == "h200-sxm")

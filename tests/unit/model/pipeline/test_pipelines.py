@@ -320,6 +320,8 @@ def test_old_names_of_knobs_are_taken() -> None:
     assert named_knobs("fa2:stages=3", FAMILIES["fa2"]) == {"kv_stages": 3}
     with pytest.raises(VariantError, match="knob 'kv_stages' is given twice"):
         parse_variant("fa2:stages=3,kv_stages=2")
+    with pytest.raises(VariantError, match="knob 'tile_n' is given twice"):
+        parse_variant("fa4:tile_n=64,tile-n=128")
     with pytest.raises(VariantError, match="'kv_stages' takes one of 1, 2, 3, 4, got '0'"):
         parse_variant("fa2:kv_stages=0")
     with pytest.raises(VariantError, match="family fa3 has no knob 'stages'"):
@@ -335,7 +337,7 @@ def test_old_names_of_knobs_are_taken() -> None:
         ("emulated_share=2", r"takes 0 to 1, got '2'"),
         ("tile_n=100", r"multiples of 16"),
         ("split_p=maybe", r"takes true or false"),
-        ("tile_n=many", r"takes int, got 'many'"),
+        ("tile_n=many", r"takes a whole number, got 'many'"),
         ("tile_n", r"expected knob=value, got 'tile_n'"),
     ],
 )

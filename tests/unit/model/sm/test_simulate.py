@@ -117,7 +117,7 @@ def test_fair_speeds_are_feasible_and_maximal(items: list) -> None:
         for unit, cycles in o.demand:
             load[unit] = load.get(unit, 0) + s * cycles / o.min_cycles
     assert all(value <= 1 + 1e-6 for value in load.values())
-    for o, s in zip(ops, speeds, strict=True):  # nobody below full speed without a full unit
+    for o, s in zip(ops, speeds, strict=True):  # no operation below full speed without a full unit
         assert s > 1 - 1e-9 or any(load[unit] > 1 - 1e-6 for unit, _ in o.demand)
 
 

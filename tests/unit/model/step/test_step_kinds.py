@@ -92,7 +92,7 @@ def test_keys_are_parted_as_the_generated_kernel_does(requests: str, heads: tupl
         return
     parts = module.parts(queries, keys, group, heads[1])
     assert how == 0 or max(items.most_splits, items.joins.max() + 1 if items.joins is not None else 1) == parts
-    # Every block of every tile is in one item, whoever takes it in.
+    # Every block of every tile is in one item, in whichever program.
     whole = batch_items(batch, replace(dealt, parting=None, chained=False))
     assert whole is not None and items.blocks.sum() == whole.blocks.sum() and items.tiles == whole.tiles
     assert evaluate_step(batch, H200, (variant,), "short").launches[0].programs == grid(module, batch)

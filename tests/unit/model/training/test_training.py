@@ -311,7 +311,7 @@ def test_who_adds_in_turn_is_played_program_by_program() -> None:
     assert _played([100.0] * 4, 2, 4, turn_cycles=10.0) == (230.0, 15.0)
     # With two heads abreast two programs of a head begin together.
     assert _played([100.0] * 2, 2, 4, turn_cycles=10.0, heads_abreast=2) == (110.0, 5.0)
-    # Without turns nobody waits.
+    # Without turns no program waits.
     assert _played([100.0] * 4, 1, 4, turn_cycles=0.0) == (100.0, 0.0)
     # Shorter programs (a causal mask) end earlier by what they have less to do: from the last query on all keep pace.
     assert _played([400.0, 200.0], 1, 2, turn_cycles=10.0) == (400.0, 5.0)

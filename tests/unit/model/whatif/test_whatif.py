@@ -216,6 +216,18 @@ def test_text_and_json_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{data['after']['time_ms'] * 1e3 - data['before']['time_ms'] * 1e3:+.1f}" in rows[-1]
 
 
+def test_small_launches_keep_their_digits_and_their_columns_apart() -> None:
+    """A kernel of microseconds that its tiles' starts bind: 1.12 TFLOP/s is not 1, and no cell runs into the next."""
+    small = Workload(heads_q=16, heads_kv=16, seqlen_q=64, seqlen_k=64, head_dim_qk=64, head_dim_v=64, mask="causal")
+    found = what_if(small, load_machine("gb10"), {"chip.sm_count": 96}, clock=1000.0)
+    lines = {line[:34].strip(): line[34:].split("  ") for line in found.text(80).splitlines()}
+    assert [cell.strip() for cell in lines["bound by"] if cell.strip()] == ["tile starts"] * 3
+    assert len({cell.strip() for cell in lines["TFLOP/s"] if cell.strip()}) == 1
+    assert float(lines["TFLOP/s"][-1]) == pytest.approx(found.after.tflops, rel=5e-3)
+    assert "  as fast, the kernel chosen again; +0.0% with the kernel of before" in found.text(80).splitlines()
+    assert max(map(len, found.text(80).splitlines())) <= 80
+
+
 def test_timelines_share_one_scale() -> None:
     slow = predict(WORK, B200, Fa4Variant(), clock="short", interval=False).trace
     fast = predict(WORK, change_machine(B200, {"mufu.ex2": 64})[0], Fa4Variant(), clock="short", interval=False).trace
@@ -241,7 +253,7 @@ def test_timelines_share_one_scale() -> None:
         (["whatif", "--machine", "b200", "--set", "mufu.ex2=32", "--clock", "fast"], ("clock", "'fast'")),
         (["whatif", "--machine", "a100", "--set", "mufu.ex2=32", "--dtype", "fp8"], ("a100", "fp8")),
         (["whatif", "--machine", "b200", "--set", "mufu.ex2=32", "--head-dim", "512"], ("tensor memory", "512")),
-        (["sensitivity", "--machine", "b200", "--step", "0"], ("step", "above 0")),
+        (["sensitivity", "--machine", "b200", "--step", "0"], ("step", "1e-06 to 0.5")),
         (["breakeven", "--machine", "b200", "--fact", "chip.tdp_w"], ("neither a rate nor a latency",)),
         (["map", "--machine", "b200", "--grid", "4"], ("odd", "4")),
         (["map", "--machine", "b200", "--span", "1"], ("span", "above 1")),

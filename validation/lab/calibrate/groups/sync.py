@@ -1,4 +1,4 @@
-"""Hand-overs between warps, and what a synchronising instruction costs when nobody is late."""
+"""Hand-overs between warps, and what a synchronising instruction costs when no warp is late."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_a_hopper_kernel_has_three_consumers_and_a_producer(hopper: KernelShape)
 
 
 def test_consumers_wait_for_what_the_producer_fills(hopper: KernelShape) -> None:
-    """The same address by whoever computes it: full barriers of the consumers are those that copies complete on."""
+    """The same address by any role that computes it: full barriers of the consumers are those that copies complete on."""
 
     def places(role: Role, *kinds: str) -> set[tuple[int, ...]]:
         return {

@@ -99,7 +99,7 @@ def test_a_table_that_names_a_place_twice_needs_its_words() -> None:
 
 
 def test_roles_handed_out_without_a_table_and_an_address_that_a_role_loses() -> None:
-    """The register of the address is used for something else in one role, and made again where nobody can follow."""
+    """The register of the address is used for something else in one role, and made again where it cannot be followed."""
     found = shape(
         *WARP, *BASE, "UISETP.GE.U32.AND UP0, UPT, UR4, 0x1, UPT", "BRA.U !UP0, {default}",
         "again:", "USETMAXREG.DEALLOC.CTAPOOL 0x28", "LDS.U8 R2, [UR6+UR4+0x100]", "ISETP.EQ.U32.AND P1, PT, R2, RZ, PT", "@P1 BRA {first}",
@@ -175,7 +175,7 @@ def test_a_vote_on_what_all_lanes_share_is_known() -> None:
 
     low, high = Barrier(False, (0x410,)), Barrier(False, (0x418,))
     assert arrivals("ISETP.GT.AND P3, PT, R2, 0x3, PT") == (((0, 1, 2, 3), low), ((4, 5, 6, 7), high))
-    # Nobody knows the other vote: what was written under it is taken for what is read, in every warp.
+    # The other vote is not known: what was written under it is taken for what is read, in every warp.
     assert arrivals("ISETP.GT.AND P3, PT, R3, 0x3, PT") == ((tuple(range(8)), low),)
 
 

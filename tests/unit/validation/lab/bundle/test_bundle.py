@@ -62,7 +62,7 @@ class Killed(BaseException):
 
 
 class Silent:
-    """A screen nobody looks at."""
+    """A screen that is not looked at."""
 
     def __init__(self) -> None:
         self.todo: dict[str, int] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ from tilecast.validation.lab.calibrate.groups import GROUPS, all_cases
 from tilecast.validation.lab.calibrate.groups.corun import inside
 from tilecast.validation.lab.calibrate.groups.launch import start_offsets, turnarounds
 from tilecast.validation.lab.calibrate.groups.power import power_between_ticks
+from tilecast.validation.lab.calibrate.nvrtc import CompileError
 from tilecast.validation.lab.calibrate.preludes import STREAMS, wgmma_prelude
 from tilecast.validation.lab.calibrate.store import append_rows, params_text, read_rows, rows_of
 
@@ -37,7 +37,7 @@ def run(cases: list[Case], store: Path, alive: bool = True):
 
 @pytest.fixture(autouse=True)
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "ProcessPoolExecutor", lambda workers, mp_context: ThreadPoolExecutor(1))
+    monkeypatch.setattr(runner, "cores", lambda: 1)
     monkeypatch.setattr(runner, "compile_cubin", lambda text, arch: b"")
 
 
@@ -70,6 +70,22 @@ def test_a_broken_benchmark_is_reported_and_the_rest_measured(tmp_path: Path) ->
     assert [row.benchmark for row in outcome.rows] == ["good"]
     assert "bad" in outcome.failed[0][0]
     assert "nothing there" in outcome.failed[0][1]
+
+
+def test_a_benchmark_that_does_not_compile_costs_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiles(text: str, arch: str) -> bytes:
+        if "THREADS 64" in text:
+            raise CompileError("NVRTC refused a benchmark for sm_90a: error")
+        return b""
+
+    def works(gpu, case):
+        return {"cycles": Reading((1.0,), "cycles")}
+
+    monkeypatch.setattr(runner, "compile_cubin", compiles)
+    cases = [replace(case("bad", works), defines={"THREADS": 64}), case("good", works), case("too", works)]
+    outcome = run(cases, tmp_path / "c.csv")
+    assert [row.benchmark for row in outcome.rows] == ["good", "too"]
+    assert [reason for _, reason in outcome.failed] == ["CompileError: NVRTC refused a benchmark for sm_90a: error"]
 
 
 def test_a_lost_gpu_stops_the_run_and_keeps_what_was_measured(tmp_path: Path) -> None:

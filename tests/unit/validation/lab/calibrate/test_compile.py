@@ -92,7 +92,7 @@ def test_streams_are_the_instructions_they_name() -> None:
 
 
 def test_no_instruction_of_a_live_stream_is_deleted() -> None:
-    # The assembler takes what does not change out of the loop, and drops what nobody reads.
+    # The assembler takes what does not change out of the loop, and drops what nothing reads.
     for load, opcode, count in (
         ("chaos", "FFMA", 16), ("chaos+fold", "LOP3", 8), ("chaos+2 folds", "LOP3", 16), ("chaos+ex2+fold", "MUFU.EX2", 16),
         ("chaos+ffma+fold", "FFMA", 32), ("chaos+fadd+fold", "FADD", 16), ("chaos+max2+fold", "FMNMX", 16),
