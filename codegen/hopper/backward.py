@@ -131,6 +131,11 @@ class HopperBackward(RowTerms):
         return fa3_backward.ANY_ORDER_ABREAST
 
     @property
+    def grouped_abreast(self) -> int:
+        """Heads that are abreast at least where several query heads share keys and sequences are short."""
+        return fa3_backward.GROUPED_ABREAST
+
+    @property
     def halves(self) -> bool:
         """Whether a step has 128 queries, and takes them by halves to spare registers."""
         return self.variant.tile_m == 2 * fa3_backward.KEYS

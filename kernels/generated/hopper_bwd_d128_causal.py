@@ -62,6 +62,7 @@ BARRIERS = gl.constexpr(15)
 SUM_ROWS, SUM_COLUMNS = gl.constexpr(256), gl.constexpr(32)  # of a tile of dQ in its workspace
 HEADS_ABREAST = gl.constexpr(16)  # heads whose blocks of keys programs take by turns
 ANY_ORDER_ABREAST = gl.constexpr(8)  # heads abreast where programs do not wait for each other
+GROUPED_ABREAST = gl.constexpr(32)  # heads abreast at least where several query heads share few keys
 ROWS = gl.constexpr(32)  # rows of a program of row_terms
 PADDED = gl.constexpr(64)  # terms and sums of a head are there for a multiple of so many rows
 PIECES = gl.constexpr(16)  # bf16 pieces of the numbers of a row, the K of wgmma
@@ -113,6 +114,9 @@ def work_item(problem, item):
     key_blocks = own_copy(problem.key_blocks)
     most = HEADS_ABREAST
     most = gl.where(own_copy(problem.in_order) != 0, most, ANY_ORDER_ABREAST)
+    # Items of several query heads are few and long: with few heads abreast the last ones dealt are the longest of their head.
+    enough = gl.where(key_blocks <= 16, GROUPED_ABREAST, gl.where(key_blocks <= 48, GROUPED_ABREAST // 2, 0))
+    most = gl.where(own_copy(problem.group) > 1, gl.maximum(most, enough), most)
     first_head = item // (most * key_blocks) * most
     abreast = gl.minimum(most, problem.heads - first_head)
     place = item - first_head * key_blocks

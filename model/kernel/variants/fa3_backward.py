@@ -27,6 +27,9 @@ STAGES = 2
 LEAST_ABREAST, _L2_BYTES = 16, 2**25
 #: Heads abreast where sums of dQ may have any order: no program waits then, and few share L2 (docs/notes/backward-kernels.md).
 ANY_ORDER_ABREAST = 8
+#: Heads abreast at least where several query heads share keys, causal, up to 2048 keys (half as many up to 6144): their blocks are few
+#: and long, and the last to begin are to be short (measured, docs/notes/backward-kernels.md).
+GROUPED_ABREAST = 32
 #: Numbers of a row that products subtract, and bf16 pieces of a row: the K of a wgmma.
 FOLDED, PIECES = ("none", "lse", "both"), 16
 #: Knobs that were fastest at every shape measured on an H100 and an H200, and are all that the template writes
@@ -85,9 +88,11 @@ def abreast_rows(variant: Fa3BackwardVariant, mask: str) -> int:
 def abreast(variant: Fa3BackwardVariant, workload: Workload) -> int:
     """Heads whose blocks of keys programs take by turns."""
     rows = abreast_rows(variant, workload.mask)
-    if not rows:
-        return variant.heads_abreast
-    return max(min(variant.heads_abreast, rows // workload.seqlen_q), LEAST_ABREAST)
+    most = max(min(variant.heads_abreast, rows // workload.seqlen_q), LEAST_ABREAST) if rows else variant.heads_abreast
+    if variant.persistent and workload.mask == "causal" and workload.group_size > 1:
+        blocks = -(-workload.seqlen_k // TILE_N)
+        most = max(most, GROUPED_ABREAST if blocks <= 16 else GROUPED_ABREAST // 2 if blocks <= 48 else 0)
+    return most
 
 
 def piece_slots(variant: Fa3BackwardVariant) -> int:
