@@ -203,7 +203,7 @@ def published(workload: Workload, machine: Machine) -> Iterator[Fa3BackwardVaria
 
 
 def chosen(workload: Workload, machine: Machine) -> Fa3BackwardVariant:
-    """The variant to start from for a shape: what ran fastest on an H100 (data/measured/h100_backward_kernels.csv; not timed on an H200).
+    """The variant to start from for a shape: what ran fastest on an H100 and an H200 (data/measured, h100_ and h200_backward_kernels.csv).
 
     The more heads abreast, the less programs of one wait for each other; the fewer, the more of Q and dO they share in L2.
     """
