@@ -81,9 +81,8 @@ class HopperBackward(RowTerms):
     def barriers(self) -> str:
         """Statements that say where each barrier is, and how many there are."""
         slots = {"FULL": self.stages, "EMPTY": self.stages, "DQ_EMPTY": self.variant.dq_slots, "DS_FULL": self.stages}
-        slots |= {"DEALT_FULL": 2, "DEALT_EMPTY": 2, "KV_FULL": 1, "KV_EMPTY": 1} | (
-            {"PIECES_EMPTY": 1} if self.loaded_terms else {}
-        )
+        slots |= {"DEALT_FULL": self.dealt, "DEALT_EMPTY": self.dealt, "KV_FULL": 1, "KV_EMPTY": 1}
+        slots |= {"PIECES_EMPTY": 1} if self.loaded_terms else {}
         lines, first = [], 0
         for name, count in slots.items():
             lines.append(f"{name} = gl.constexpr({first})")
@@ -134,6 +133,16 @@ class HopperBackward(RowTerms):
     def grouped_abreast(self) -> int:
         """Heads that are abreast at least where several query heads share keys and sequences are short."""
         return fa3_backward.GROUPED_ABREAST
+
+    @property
+    def grouped_blocks(self) -> tuple[int, int]:
+        """Blocks of keys up to which there are as many, and half as many."""
+        return fa3_backward.GROUPED_BLOCKS
+
+    @property
+    def dealt(self) -> int:
+        """Items that a program was dealt and not all of its roles have taken."""
+        return fa3_backward.DEALT
 
     @property
     def halves(self) -> bool:

@@ -79,10 +79,11 @@ def run_loop(kernel: LoopKernel, workload: Workload, machine: Machine, code: Loo
     count = tiles.count * heads
     slots = int(machine["chip.sm_count"]) // p.cta_group * p.ctas_per_sm
     # Blocks that see nothing still write zeros.
-    between = start + finish if kernel.turnaround_cycles is None else kernel.turnaround_cycles
+    between, exposed = start + finish, count
+    if kernel.turnaround_cycles is not None:
+        # Of a program that stays the first tile is fetched and the last stored with nothing to hide it under.
+        between, exposed = kernel.turnaround_cycles, min(count, slots)
     per_tile = loop + between
-    # Of a program that stays the first tile is fetched and the last stored with nothing to hide it under.
-    exposed = count if kernel.turnaround_cycles is None else min(count, slots)
     edges = float(edge_memory_cycles(edge_memory_rates(p, machine), exposed, slots, False, p.tiles_overlap))
     edges += start + finish - between
     makespan, waited = _makespan(per_tile, tiles, heads, slots, kernel)

@@ -30,16 +30,19 @@ ANY_ORDER_ABREAST = 8
 #: Heads abreast at least where several query heads share keys, causal, up to 2048 keys (half as many up to 6144): their blocks are few
 #: and long, and the last to begin are to be short (measured, docs/notes/backward-kernels.md).
 GROUPED_ABREAST = 32
+#: Blocks of keys up to which there are as many, and half as many.
+GROUPED_BLOCKS = 16, 48
+#: Items that a program was dealt and not all of its roles have taken.
+DEALT = 2
 #: Numbers of a row that products subtract, and bf16 pieces of a row: the K of a wgmma.
 FOLDED, PIECES = ("none", "lse", "both"), 16
 #: Knobs that were fastest at every shape measured on an H100 and an H200, and are all that the template writes
 #: (docs/notes/backward-kernels.md has what the others cost): at head_dim 128 K and V do not fit into registers, nor what "both" takes.
+_EVERYWHERE: dict[str, Any] = {"dk_first": False, "fragments": True, "persistent": True}
 _WRITTEN: dict[int, dict[str, Any]] = {
-    64: {"tile_m": 128, "ahead": True, "folded": "both", "held": True},
-    128: {"tile_m": 64, "ahead": False, "folded": "lse", "held": False},
+    64: {"tile_m": 128, "ahead": True, "folded": "both", "held": True, **_EVERYWHERE},
+    128: {"tile_m": 64, "ahead": False, "folded": "lse", "held": False, **_EVERYWHERE},
 }
-for _knobs in _WRITTEN.values():
-    _knobs |= {"dk_first": False, "fragments": True, "persistent": True}
 #: Registers a thread of a warpgroup that multiplies may have.
 REGISTERS = 240
 #: Bytes beside the tiles: barriers, and what the compiler hands to the roles.
@@ -91,7 +94,8 @@ def abreast(variant: Fa3BackwardVariant, workload: Workload) -> int:
     most = max(min(variant.heads_abreast, rows // workload.seqlen_q), LEAST_ABREAST) if rows else variant.heads_abreast
     if variant.persistent and workload.mask == "causal" and workload.group_size > 1:
         blocks = -(-workload.seqlen_k // TILE_N)
-        most = max(most, GROUPED_ABREAST if blocks <= 16 else GROUPED_ABREAST // 2 if blocks <= 48 else 0)
+        few, more = GROUPED_BLOCKS
+        most = max(most, GROUPED_ABREAST if blocks <= few else GROUPED_ABREAST // 2 if blocks <= more else 0)
     return most
 
 
