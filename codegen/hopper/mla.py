@@ -17,6 +17,8 @@ from tilecast.model.kernel.workload import Workload
 
 TEMPLATE = "hopper_mla.py.j2"
 TARGETS = ("sm_90a",)
+#: Columns of O that are blended at a time.
+PART = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,7 @@ class HopperMlaKernel(HopperServingKernel):
     """Everything `TEMPLATE` reads except the header, as ``k``."""
 
     latent: ClassVar[bool] = True
+    part: ClassVar[int] = PART
     beside: ClassVar[bool] = False
     last_constants: ClassVar[tuple[str, ...]] = ("Q_ROWS", "CHAINED")
     own_options: ClassVar[str] = "CHAINED"
@@ -34,9 +37,14 @@ class HopperMlaKernel(HopperServingKernel):
         return self.head_dim_v // 2
 
     @property
+    def parts_log2(self) -> int:
+        """Two to this is the number of parts of 64 columns that half of O is blended in."""
+        return (self.half // PART).bit_length() - 1
+
+    @property
     def parked_bases(self) -> list[list[int]]:
-        """Where a thread's registers of half of O lie in memory: rows and columns of a pair, then each 8 columns' 512 numbers."""
-        return [[1], [2], *([512 << bit] for bit in range((self.half // 8).bit_length() - 1))]
+        """Where a thread's registers of a part lie in memory: rows and columns of a pair, then each 8 columns' 512 numbers."""
+        return [[1], [2], *([512 << bit] for bit in range((PART // 8).bit_length() - 1))]
 
     @property
     def register_option(self) -> str:

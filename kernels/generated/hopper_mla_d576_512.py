@@ -74,24 +74,14 @@ LOADED_ROWS = gl.constexpr(gl.SliceLayout(1, LOADED))
 # Rows and some columns of a merge: a warp has a row.
 MERGING = gl.constexpr(gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0]))
 MERGING_ROWS = gl.constexpr(gl.SliceLayout(1, MERGING))
-# Half of O as it leaves for a while: each thread's 2 rows and 2 columns of 8 side by side, so that 16 bytes move at a time.
+# What is blended at a time: some columns of half of O, of which two parts are on their way.
+PART = gl.constexpr(64)
+PARTS = gl.constexpr(HALF // PART)
+PART_LAYOUT = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, PART, 16]))
+# A part as it leaves for a while: each thread's 2 rows and 2 columns of 8 side by side, so that 16 bytes move at a time.
 PARKED = gl.constexpr(
     gl.DistributedLinearLayout(
-        [[1], [2], [512], [1024], [2048], [4096], [8192]],
-        [[4], [8], [16], [32], [64]],
-        [[128], [256]],
-        [],
-        [TILE_M * HALF],
-    )
-)
-# The first half of it: as much as there are registers for beside O.
-UNPARKED = gl.constexpr(
-    gl.DistributedLinearLayout(
-        [[1], [2], [512], [1024], [2048], [4096]],
-        [[4], [8], [16], [32], [64]],
-        [[128], [256]],
-        [],
-        [TILE_M * HALF // 2],
+        [[1], [2], [512], [1024], [2048]], [[4], [8], [16], [32], [64]], [[128], [256]], [], [TILE_M * PART]
     )
 )
 
@@ -453,18 +443,21 @@ def rescaled(o, factors):
 
 @gluon.jit
 def tell(link, m, factors):
-    """Hand the right warpgroup a factor of each row, as message ``m``, once it has done what the one before was for."""
+    """Hand the right warpgroup factors of each row, as message ``m``, once it has done what the one before was for."""
     wait_empty(link.taken, m)
-    link.factors.store(factors)
+    for i in gl.static_range(len(factors)):
+        link.factors.index(i).store(factors[i])
     meet()
     arrive(link.told, m)
 
 
 @gluon.jit
-def told(link, m):
+def told(link, m, COUNT: gl.constexpr):
     """The factors of message ``m``, where they are all of it."""
     wait(link.told, m)
-    factors = link.factors.load(ROWS_OF_O)
+    factors = ()
+    for i in gl.static_range(COUNT):
+        factors = factors + (link.factors.index(i).load(ROWS_OF_O),)
     meet()  # all threads have read before one of them says so
     arrive(link.taken, m)
     return factors
@@ -529,46 +522,105 @@ def level_of(number):
 
 
 @gluon.jit
+def starts(number, chunks):
+    """Whether a chunk is the first of its group, and others follow: what it has waits as it is."""
+    return (number % MERGED == 0) & (number + 1 < chunks)
+
+
+@gluon.jit
+def stays(number, chunks, level, count):
+    """How many of ``count`` rows wait for the next chunk once it has joined at ``level``: none where it joins at the next level, or is the last."""
+    return gl.where((number + 1 < chunks) & ((level == 1) | (joins(number, chunks, 1) == 0)), count, 0)
+
+
+@gluon.jit
 def parked(scratch, level, SIDE: gl.constexpr):
     """Where this program leaves half of O between chunks."""
     return scratch.partials + ((level * gl.num_programs(0) + gl.program_id(0)) * 2 + SIDE) * (TILE_M * HALF)
 
 
 @gluon.jit
-def parking(count, COUNT: gl.constexpr, PLACES: gl.constexpr):
-    """(the first ``COUNT`` places of half of O, whether a warp with some of the first ``count`` rows has them)."""
-    places = gl.arange(0, COUNT, layout=PLACES)
-    return places, places // 128 % 4 * 16 < count
+def parts_of(o):
+    """Half of O in parts."""
+    parts = (o,)
+    for _ in gl.static_range(2):
+        halves = ()
+        for i in gl.static_range(len(parts)):
+            low, high = gl.split(gl.permute(gl.reshape(parts[i], [TILE_M, 2, parts[i].shape[1] // 2]), [0, 2, 1]))
+            halves = halves + (low, high)
+        parts = halves
+    return parts
 
 
 @gluon.jit
-def park(o, at, count):
-    """Half of O to memory, of the warps that have some of ``count`` rows, from the threads that will want it back."""
-    o = gl.permute(gl.reshape(o, [4, 2, 8, HALF // 8, 4, 2]), [3, 0, 2, 4, 1, 5])
-    places, there = parking(count, TILE_M * HALF, PARKED)
+def whole_of(parts):
+    """Half of O of its parts."""
+    for _ in gl.static_range(2):
+        pairs = ()
+        for i in gl.static_range(len(parts) // 2):
+            both = gl.permute(gl.join(parts[2 * i], parts[2 * i + 1]), [0, 2, 1])
+            pairs = pairs + (gl.reshape(both, [TILE_M, 2 * parts[0].shape[1]]),)
+        parts = pairs
+    return gl.convert_layout(parts[0], ACCUMULATOR)
+
+
+@gluon.jit
+def parking(at, part, count):
+    """(where part ``part`` of half of O lies, whether a warp with some of the first ``count`` rows has it)."""
+    places = gl.arange(0, TILE_M * PART, layout=PARKED)
+    return at + (part * (TILE_M * PART) + places), places // 128 % 4 * 16 < count
+
+
+@gluon.jit
+def park(o, at, part, count):
+    """A part to memory, of the warps that have some of ``count`` rows, from the threads that will want it back."""
+    o = gl.permute(gl.reshape(o, [4, 2, 8, PART // 8, 4, 2]), [3, 0, 2, 4, 1, 5])
+    places, there = parking(at, part, count)
     gl.store(
-        at + places, gl.convert_layout(gl.reshape(o, [TILE_M * HALF]), PARKED), mask=there, eviction_policy="evict_last"
+        places, gl.convert_layout(gl.reshape(o, [TILE_M * PART]), PARKED), mask=there, eviction_policy="evict_last"
     )
 
 
 @gluon.jit
-def unpark(at, count, COLUMN: gl.constexpr):
-    """Half the columns, from ``COLUMN`` on, of half of O back from where the same threads left it."""
-    places, there = parking(count, TILE_M * HALF // 2, UNPARKED)
-    o = gl.load(at + (COLUMN * TILE_M + places), mask=there, other=0.0, eviction_policy="evict_last")
-    o = gl.permute(gl.reshape(o, [HALF // 16, 4, 8, 4, 2, 2]), [1, 4, 2, 0, 3, 5])
-    return gl.convert_layout(gl.reshape(o, [TILE_M, HALF // 2]), ACCUMULATOR)
+def park_all(o, at, count):
+    """All parts."""
+    parts = parts_of(o)
+    for i in gl.static_range(PARTS):
+        park(gl.convert_layout(parts[i], PART_LAYOUT), at, i, count)
 
 
 @gluon.jit
-def joined(known, at, count, o, before, after):
-    """Half of O, of which half the columns are ``known``, with what a chunk has."""
-    low, high = gl.split(gl.permute(gl.reshape(o, [TILE_M, 2, HALF // 2]), [0, 2, 1]))
-    before, after = before[:, None], after[:, None]
-    low = blend(known, before, gl.convert_layout(low, ACCUMULATOR), after)
-    high = blend(unpark(at, count, HALF // 2), before, gl.convert_layout(high, ACCUMULATOR), after)
-    o = gl.reshape(gl.permute(gl.join(low, high), [0, 2, 1]), [TILE_M, HALF])
-    return gl.convert_layout(o, ACCUMULATOR)
+def unpark(at, part, count):
+    """A part back from where the same threads left it."""
+    places, there = parking(at, part, count)
+    o = gl.load(places, mask=there, other=0.0, eviction_policy="evict_last")
+    o = gl.permute(gl.reshape(o, [PART // 8, 4, 8, 4, 2, 2]), [1, 4, 2, 0, 3, 5])
+    return gl.convert_layout(gl.reshape(o, [TILE_M, PART]), PART_LAYOUT)
+
+
+@gluon.jit
+def first_parked(at, count):
+    """The parts that are asked for before it is known what they are multiplied with."""
+    known = ()
+    for i in gl.static_range(min(PARTS, 2)):
+        known = known + (unpark(at, i, count),)
+    return known
+
+
+@gluon.jit
+def joined(known, at, rows, o, before, after, kept, count):
+    """Half of O with what a chunk has: of ``rows`` rows that wait in ``at``, whose first parts are ``known``; ``count`` rows stay in ``kept``."""
+    parts = parts_of(o)
+    before = gl.convert_layout(before, gl.SliceLayout(1, PART_LAYOUT))[:, None]
+    after = gl.convert_layout(after, gl.SliceLayout(1, PART_LAYOUT))[:, None]
+    done = ()
+    for i in gl.static_range(PARTS):
+        part = blend(known[i], before, gl.convert_layout(parts[i], PART_LAYOUT), after)
+        park(part, kept, i, count)
+        if i + 2 < PARTS:
+            known = known + (unpark(at, i + 2, rows),)
+        done = done + (part,)
+    return whole_of(done)
 
 
 @gluon.jit
@@ -633,7 +685,7 @@ def attend(
     o = rescaled(o, gl.convert_layout(correction, ROWS_OF_O))
     o = warpgroup_mma(gl.convert_layout(p, operand), ring.halves.index(n % SLOTS * 2), o, is_async=True)
     wait_empty(link.taken, m)
-    link.factors.store(correction)
+    link.factors.index(0).store(correction)
     link.p.store(p)
     fence_async_shared()
     meet()
@@ -978,25 +1030,31 @@ def attend_item(
                     )
                     row_max, before, after = weights(known_max, row_max)
                     at = parked(scratch, level, 0)
-                    known = unpark(at, count, 0)
-                    tell(link, m, before)
-                    tell(link, m + 1, after)
-                    m += 2
+                    known = first_parked(at, count)
+                    tell(link, m, (before, after))
+                    m += 1
                     row_sum = blend(known_sum, before, row_sum, after)
                     o = joined(
-                        known, at, count, o, gl.convert_layout(before, ROWS_OF_O), gl.convert_layout(after, ROWS_OF_O)
+                        known,
+                        at,
+                        count,
+                        o,
+                        before,
+                        after,
+                        parked(scratch, level_of(number), 0),
+                        stays(number, chunks, level, count),
                     )
             if level_of(number) == 0:
                 group_max, group_sum = row_max, row_sum
             else:
                 total_max, total_sum = row_max, row_sum
-            if number + 1 < chunks:
-                park(o, parked(scratch, level_of(number), 0), count)
+            if starts(number, chunks):
+                park_all(o, parked(scratch, 0, 0), count)
         total = o
     if item.begin >= item.end:
         arrive(items.q_empty, turn)
     factor, _ = normal(row_max, row_sum, head, there, rows)
-    tell(link, m, factor)
+    tell(link, m, (factor,))
     state = (row_max, row_sum, (total,))
     if CHAINED:
         finish(state, row, there, item, batch, rows, ONE)
@@ -1051,7 +1109,7 @@ def right_item(item, turn, n, m, ring, link, items, batch, rows, scratch, ONE: g
         o = gl.zeros([TILE_M, HALF], gl.float32, layout=ACCUMULATOR)
         for key in range(begin, end, TILE_N):
             wait(link.told, m)
-            o = rescaled(o, link.factors.load(ROWS_OF_O))
+            o = rescaled(o, link.factors.index(0).load(ROWS_OF_O))
             wait(ring.right_full, n)
             if key + TILE_N > item.k_len:
                 clear_rows(ring.pieces, n, item.k_len - key, HALF_PIECES)
@@ -1067,14 +1125,23 @@ def right_item(item, turn, n, m, ring, link, items, batch, rows, scratch, ONE: g
             for level in range(2):
                 if joins(number, chunks, level):
                     at = parked(scratch, level, 1)
-                    known = unpark(at, count, 0)
-                    before, after = told(link, m), told(link, m + 1)
-                    m += 2
-                    o = joined(known, at, count, o, before, after)
-            if number + 1 < chunks:
-                park(o, parked(scratch, level_of(number), 1), count)
+                    known = first_parked(at, count)
+                    before, after = told(link, m, 2)
+                    m += 1
+                    o = joined(
+                        known,
+                        at,
+                        count,
+                        o,
+                        before,
+                        after,
+                        parked(scratch, level_of(number), 1),
+                        stays(number, chunks, level, count),
+                    )
+            if starts(number, chunks):
+                park_all(o, parked(scratch, 0, 1), count)
         total = o
-    factor = told(link, m)
+    (factor,) = told(link, m, 1)
     row = gl.arange(0, TILE_M, layout=ROWS_OF_O)
     there = item.tile * TILE_M + row < item.q_len * batch.group
     if CHAINED:
@@ -1279,7 +1346,7 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
         q, wide(q, 2), barriers(Q_SLOTS, 32), barriers(Q_SLOTS), barriers(LEFT_SLOTS, 2), barriers(LEFT_SLOTS)
     )
     ring = allocate_ring(k_desc)
-    factors = gl.allocate_shared_memory(gl.float32, [TILE_M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    factors = gl.allocate_shared_memory(gl.float32, [2, TILE_M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     p = gl.allocate_shared_memory(k_desc.dtype, [TILE_M, TILE_N], SWIZZLED)
     link = Link(factors, p, barriers(1), barriers(1))
     fence_async_shared()
