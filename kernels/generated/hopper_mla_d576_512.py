@@ -111,6 +111,10 @@ Items = namedtuple("Items", "q q_halves q_full q_empty left left_empty")
 Link = namedtuple("Link", "factors p told taken")
 # A split of the keys for one tile of rows; `head_kv` is a part of the query heads, which share one key head.
 Item = namedtuple("Item", "b head_kv tile split splits q_len k_len low high begin end")
+# Where splits are taken in one after the other: a program's run of units, [low, high) of `total`; some chunks of an item, which has the
+# keys of those; and the place in memory where what it has waits between them.
+Deal = namedtuple("Deal", "team each more whole total low high")
+Piece = namedtuple("Piece", "item low from_chunk to_chunk chunks first blocks place")
 
 
 @gluon.jit
@@ -211,6 +215,12 @@ def item_of(batch, first, ends, done, number, ONE: gl.constexpr):
     """The item of a number: heads of a token are neighbours in memory and in the order, and late rows come first."""
     b = first + gl.sum((ends <= number).to(gl.int32), 0)
     index = number - gl.max(gl.where(ends <= number, ends, done), 0)
+    return item_at(batch, b, index, ONE)
+
+
+@gluon.jit
+def item_at(batch, b, index, ONE: gl.constexpr):
+    """An item of a sequence."""
     q_len, k_len = lengths(batch, b, b >= 0)
     tiles, splits, first_key = shares(batch, q_len, k_len)
     head_kv, index = index % batch.heads_kv, index // batch.heads_kv
@@ -243,6 +253,129 @@ def queries_and_heads(batch, item, row, ONE: gl.constexpr):
         number = item.tile * TILE_M + row
         query, head = number // batch.group, item.head_kv * batch.group + number % batch.group
     return query, head
+
+
+# -- chunks
+@gluon.jit
+def chunks_of(batch, q_len, k_len):
+    """(chunks, first key, blocks) where nothing is dealt out in splits: an item takes in what would be its splits, one after the
+    other, and merges them as they would be: a sequence gets the same bits either way."""
+    first = gl.maximum(k_len - q_len - batch.left, 0) & -TILE_N
+    span = gl.maximum(k_len - first, 0)
+    chunks = gl.minimum(span + (1 << batch.split_log2) - 1 >> batch.split_log2, MOST_SPLITS)
+    several = (q_len <= SPLIT_QUERIES) & (span > WHOLE)
+    return gl.where(several, chunks, 1), first, span + TILE_N - 1 >> 6
+
+
+@gluon.jit
+def chunk_of(batch, item, chunks, first, blocks, number):
+    """(first key, end) of a chunk, as `item_of` finds them of a split."""
+    each = 1 << batch.split_log2 - 6
+    begin, end = number * each, gl.minimum((number + 1) * each, blocks)
+    if chunks == MOST_SPLITS:
+        begin, end = number * blocks >> 5, (number + 1) * blocks >> 5
+    begin, end = gl.maximum(item.begin, first + begin * TILE_N), gl.minimum(item.end, first + end * TILE_N)
+    if chunks == 1:
+        begin, end = item.begin, item.end
+    return begin, gl.maximum(begin, end)
+
+
+# -- pieces: which chunks of which tiles are whose, where programs take them in one after the other
+@gluon.jit
+def units_of(batch, b, there, whole):
+    """(row tiles, what each counts for) of sequence `b`: its chunks, or 1 where tiles are dealt `whole`."""
+    q_len, k_len = lengths(batch, b, there)
+    tiles, _, _ = shares(batch, q_len, k_len)
+    chunks, _, _ = chunks_of(batch, q_len, k_len)
+    return tiles, gl.where(whole, 1, chunks)
+
+
+@gluon.jit
+def ends_before(batch, first, after, whole, PLANNED: gl.constexpr, WARPS: gl.constexpr):
+    """(of each of PLANNED sequences, the unit after its last one; the unit of the first of them), where those behind begin at `after`."""
+    b = first + gl.arange(0, PLANNED, layout=gl.BlockedLayout([max(1, PLANNED // (32 * WARPS))], [32], [WARPS], [0]))
+    tiles, units = units_of(batch, b, b < batch.count, whole)
+    ends = gl.associative_scan(tiles * units, 0, plus)
+    before = after - gl.max(ends, 0)
+    return before + ends, before
+
+
+@gluon.jit
+def deal_of(batch, PLANNED: gl.constexpr, WARPS: gl.constexpr):
+    """What a program does: a share of all units, in one run, the same one as the programs of the other heads of these sequences.
+
+    A run may begin and end inside a tile.  It is done from its last tile to its first: the chunks at its end, which a tile begins
+    with, before all others, and those at its beginning, which go on from what another program has of their tile, last.
+    """
+    tiles, units = gl.to_tensor(0), gl.to_tensor(0)
+    for first in range(0, batch.count, PLANNED):
+        b = first + gl.arange(
+            0, PLANNED, layout=gl.BlockedLayout([max(1, PLANNED // (32 * WARPS))], [32], [WARPS], [0])
+        )
+        of_each, chunks = units_of(batch, b, b < batch.count, False)
+        tiles += gl.sum(of_each, 0)
+        units += gl.sum(of_each * chunks, 0)
+    teams, team = gl.num_programs(0) // batch.heads_kv, gl.program_id(0) // batch.heads_kv
+    whole = tiles <= teams
+    total = gl.where(whole, tiles, units)
+    each, more = total // teams, total % teams
+    low = each * team + gl.minimum(team, more)
+    high = low + each + gl.where(team < more, 1, 0)
+    return Deal(team, each, more, whole, total, low, gl.where(team < teams, high, low))
+
+
+@gluon.jit
+def piece_of(batch, deal, first, ends, before, high, ONE: gl.constexpr):
+    """The piece that ends before unit `high`."""
+    unit = high - 1
+    b = first + gl.sum((ends <= unit).to(gl.int32), 0)
+    begin = gl.max(gl.where(ends <= unit, ends, before), 0)
+    _, units = units_of(batch, b, b >= 0, deal.whole)
+    tile = (unit - begin) // units
+    start = begin + tile * units
+    low = gl.maximum(deal.low, start)
+    item = item_at(batch, b, tile * batch.heads_kv + gl.program_id(0) % batch.heads_kv, ONE)
+    chunks, first_key, blocks = chunks_of(batch, item.q_len, item.k_len)
+    from_chunk, to_chunk = gl.maximum(low - start, 0), gl.where(deal.whole, chunks, gl.minimum(high - start, chunks))
+    key, _ = chunk_of(batch, item, chunks, first_key, blocks, from_chunk)
+    _, end = chunk_of(batch, item, chunks, first_key, blocks, to_chunk - 1)
+    item = Item(
+        item.b,
+        item.head_kv,
+        item.tile,
+        item.split,
+        item.splits,
+        item.q_len,
+        item.k_len,
+        item.low,
+        item.high,
+        key,
+        gl.maximum(key, end),
+    )
+    # What waits between chunks lies with the program whose run the tile begins in: where others go on, apart from what it has of later tiles.
+    owner = gl.where(
+        start < (deal.each + 1) * deal.more,
+        start // (deal.each + 1),
+        deal.more + (start - (deal.each + 1) * deal.more) // gl.maximum(deal.each, 1),
+    )
+    place = 2 * (gl.program_id(0) + (owner - deal.team) * batch.heads_kv) + 1
+    place = gl.where((from_chunk > 0) | (to_chunk < chunks), place, 2 * gl.program_id(0))
+    return Piece(item, low, from_chunk, to_chunk, chunks, first_key, blocks, place)
+
+
+@gluon.jit
+def whole_piece(item):
+    """An item that is a split of its own."""
+    return Piece(
+        item,
+        gl.to_tensor(0),
+        gl.to_tensor(0),
+        gl.to_tensor(1),
+        gl.to_tensor(1),
+        gl.to_tensor(0),
+        gl.to_tensor(0),
+        gl.to_tensor(0),
+    )
 
 
 # -- load role
@@ -343,7 +476,16 @@ def load_item(
 
 @gluon.jit
 def load_role(
-    k_desc, ring, items, rows, batch, PAGE: gl.constexpr, ONE: gl.constexpr, PLANNED: gl.constexpr, Q_ROWS: gl.constexpr
+    k_desc,
+    ring,
+    items,
+    rows,
+    batch,
+    PAGE: gl.constexpr,
+    ONE: gl.constexpr,
+    PLANNED: gl.constexpr,
+    Q_ROWS: gl.constexpr,
+    CHAINED: gl.constexpr,
 ):
     """Copies Q and K of every item of this program into shared memory."""
     batch = Batch(
@@ -388,24 +530,46 @@ def load_role(
         rows.scale_log2,
         rows.cap_log2,
     )
-    n, turn, done, number = 0, 0, 0, own_copy(gl.program_id(0))
-    for first in range(0, batch.count, PLANNED):
-        ends = ends_of(batch, first, done, PLANNED, 1)
-        total = gl.max(ends, 0)
-        if number < total:
-            item = item_of(batch, first, ends, done, number, ONE)
-            pages = first_pages(batch, item, PAGE)
-            while number < total:
-                # The pages of the next item, if there is one, are on their way while the blocks of this one are.
-                number += gl.num_programs(0)
-                following, ahead = item, pages
-                if number < total:
-                    following = item_of(batch, first, ends, done, number, ONE)
-                    ahead = first_pages(batch, following, PAGE)
-                n = load_item(item, pages, turn, n, k_desc, ring, items, rows, batch, PAGE, ONE, Q_ROWS)
-                item, pages = following, ahead
-                turn += 1
-        done = total
+    n, turn = gl.to_tensor(0), gl.to_tensor(0)
+    # The pages of the next item, if there is one, are on their way while the blocks of this one are.
+    if CHAINED:
+        deal = deal_of(batch, PLANNED, 1)
+        high, after = deal.high, deal.total
+        for back in range(0, batch.count, PLANNED):
+            first = (batch.count - 1) // PLANNED * PLANNED - back
+            ends, before = ends_before(batch, first, after, deal.whole, PLANNED, 1)
+            low = gl.maximum(deal.low, before)
+            if high > low:
+                piece = piece_of(batch, deal, first, ends, before, high, ONE)
+                pages = first_pages(batch, piece.item, PAGE)
+                while high > low:
+                    high = piece.low
+                    following, ahead = piece, pages
+                    if high > low:
+                        following = piece_of(batch, deal, first, ends, before, high, ONE)
+                        ahead = first_pages(batch, following.item, PAGE)
+                    n = load_item(piece.item, pages, turn, n, k_desc, ring, items, rows, batch, PAGE, ONE, Q_ROWS)
+                    piece, pages = following, ahead
+                    turn += 1
+            after = before
+    else:
+        done, number = 0, own_copy(gl.program_id(0))
+        for first in range(0, batch.count, PLANNED):
+            ends = ends_of(batch, first, done, PLANNED, 1)
+            total = gl.max(ends, 0)
+            if number < total:
+                item = item_of(batch, first, ends, done, number, ONE)
+                pages = first_pages(batch, item, PAGE)
+                while number < total:
+                    number += gl.num_programs(0)
+                    following, ahead = item, pages
+                    if number < total:
+                        following = item_of(batch, first, ends, done, number, ONE)
+                        ahead = first_pages(batch, following, PAGE)
+                    n = load_item(item, pages, turn, n, k_desc, ring, items, rows, batch, PAGE, ONE, Q_ROWS)
+                    item, pages = following, ahead
+                    turn += 1
+            done = total
 
 
 # -- blocks
@@ -463,31 +627,7 @@ def told(link, m, COUNT: gl.constexpr):
     return factors
 
 
-# -- chunks
-@gluon.jit
-def chunks_of(batch, item):
-    """(chunks, first key, blocks) where nothing is dealt out in splits: an item takes in what would be its splits, one after the
-    other, and merges them as they would be: a sequence gets the same bits either way."""
-    first = gl.maximum(item.k_len - item.q_len - batch.left, 0) & -TILE_N
-    span = gl.maximum(item.k_len - first, 0)
-    chunks = gl.minimum(span + (1 << batch.split_log2) - 1 >> batch.split_log2, MOST_SPLITS)
-    several = (item.q_len <= SPLIT_QUERIES) & (span > WHOLE)
-    return gl.where(several, chunks, 1), first, span + TILE_N - 1 >> 6
-
-
-@gluon.jit
-def chunk_of(batch, item, chunks, first, blocks, number):
-    """(first key, end) of a chunk, as `item_of` finds them of a split."""
-    each = 1 << batch.split_log2 - 6
-    begin, end = number * each, gl.minimum((number + 1) * each, blocks)
-    if chunks == MOST_SPLITS:
-        begin, end = number * blocks >> 5, (number + 1) * blocks >> 5
-    begin, end = gl.maximum(item.begin, first + begin * TILE_N), gl.minimum(item.end, first + end * TILE_N)
-    if chunks == 1:
-        begin, end = item.begin, item.end
-    return begin, gl.maximum(begin, end)
-
-
+# -- what chunks have
 @gluon.jit
 def blend(x, a, y, b):
     """x a + y b, rounded alike wherever it stands."""
@@ -534,9 +674,34 @@ def stays(number, chunks, level, count):
 
 
 @gluon.jit
-def parked(scratch, level, SIDE: gl.constexpr):
-    """Where this program leaves half of O between chunks."""
-    return scratch.partials + ((level * gl.num_programs(0) + gl.program_id(0)) * 2 + SIDE) * (TILE_M * HALF)
+def parked(scratch, place, level, SIDE: gl.constexpr):
+    """Where half of O waits between chunks: behind the maxima and sums of all programs."""
+    programs = gl.num_programs(0)
+    return scratch.partials + programs * (4 * TILE_M) + ((level * (2 * programs) + place) * 2 + SIDE) * (TILE_M * HALF)
+
+
+@gluon.jit
+def sums_parked(scratch, place, number):
+    """Where the maxima (0) and sums (1) of a group's rows and those of all groups (2, 3) wait for another program."""
+    return scratch.partials + (place // 2 * 4 + number) * TILE_M
+
+
+@gluon.jit
+def hand_over(scratch, SIDE: gl.constexpr):
+    """Say that another program may go on with the tile."""
+    meet()  # all threads have stored before one of them says so
+    gl.atomic_xchg(scratch.arrived + (2 * gl.program_id(0) + SIDE), 1, sem="release")
+
+
+@gluon.jit
+def take_over(scratch, batch, SIDE: gl.constexpr):
+    """Until the program whose run ends where this one's begins has done its chunks of the tile: its first ones."""
+    at = scratch.arrived + (2 * (gl.program_id(0) - batch.heads_kv) + SIDE)
+    there = gl.atomic_add(at, 0, sem="acquire")
+    while there == 0:
+        there = gl.atomic_add(at, 0, sem="acquire")
+    gl.atomic_xchg(at, 0, sem="relaxed")  # for the next launch
+    meet()
 
 
 @gluon.jit
@@ -950,7 +1115,7 @@ def merge(scratch, item, batch, rows, ONE: gl.constexpr):
 # -- softmax role
 @gluon.jit
 def attend_item(
-    item,
+    piece,
     turn,
     n,
     m,
@@ -964,7 +1129,8 @@ def attend_item(
     ONE: gl.constexpr,
     CHAINED: gl.constexpr,
 ):
-    """One item from its Q to the left half of its results, or of its part of them."""
+    """One piece from its Q to the left half of its results, or of its part of them."""
+    item = piece.item
     scale_log2 = rows.scale_log2
     if rows.k_scales is not None:
         scale_log2 *= gl.load(rows.k_scales + item.b * rows.stride_kb)
@@ -984,14 +1150,12 @@ def attend_item(
     row_sum = gl.zeros([TILE_M], gl.float32, layout=SCORE_ROWS)
     group_max, group_sum, total_max, total_sum = row_max, row_sum, row_max, row_sum
     total = gl.zeros([TILE_M, HALF], gl.float32, layout=ACCUMULATOR)
-    chunks, first, blocks = gl.to_tensor(1), gl.to_tensor(0), gl.to_tensor(0)
-    if CHAINED:
-        chunks, first, blocks = chunks_of(batch, item)
+    chunks = piece.chunks
     count = item.q_len * batch.group - item.tile * TILE_M
     wait(items.q_full, turn)
     fence_async_shared()  # the load warp's copies are not the copy engine's
-    for number in range(chunks):
-        begin, end = chunk_of(batch, item, chunks, first, blocks, number)
+    for number in range(piece.from_chunk, piece.to_chunk):
+        begin, end = chunk_of(batch, item, chunks, piece.first, piece.blocks, number)
         row_max = gl.full([TILE_M], LOWEST, gl.float32, layout=SCORE_ROWS)
         row_sums = partial_sums(gl.zeros([TILE_M, TILE_N], gl.float32, layout=SCORES))
         state = (row_max, row_sums, gl.zeros([TILE_M, HALF], gl.float32, layout=ACCUMULATOR))
@@ -1022,6 +1186,12 @@ def attend_item(
         if rows.v_scales is not None:
             o = o * gl.load(rows.v_scales + item.b * rows.stride_vb)
         if CHAINED:
+            if (number == piece.from_chunk) & (number > 0):
+                take_over(scratch, batch, 0)
+                group_max = gl.load(sums_parked(scratch, piece.place, 0) + row)
+                group_sum = gl.load(sums_parked(scratch, piece.place, 1) + row)
+                total_max = gl.load(sums_parked(scratch, piece.place, 2) + row)
+                total_sum = gl.load(sums_parked(scratch, piece.place, 3) + row)
             for level in range(2):
                 if joins(number, chunks, level):
                     known_max, known_sum = (
@@ -1029,7 +1199,7 @@ def attend_item(
                         gl.where(level == 0, group_sum, total_sum),
                     )
                     row_max, before, after = weights(known_max, row_max)
-                    at = parked(scratch, level, 0)
+                    at = parked(scratch, piece.place, level, 0)
                     known = first_parked(at, count)
                     tell(link, m, (before, after))
                     m += 1
@@ -1041,7 +1211,7 @@ def attend_item(
                         o,
                         before,
                         after,
-                        parked(scratch, level_of(number), 0),
+                        parked(scratch, piece.place, level_of(number), 0),
                         stays(number, chunks, level, count),
                     )
             if level_of(number) == 0:
@@ -1049,24 +1219,33 @@ def attend_item(
             else:
                 total_max, total_sum = row_max, row_sum
             if starts(number, chunks):
-                park_all(o, parked(scratch, 0, 0), count)
+                park_all(o, parked(scratch, piece.place, 0, 0), count)
         total = o
     if item.begin >= item.end:
         arrive(items.q_empty, turn)
     factor, _ = normal(row_max, row_sum, head, there, rows)
-    tell(link, m, (factor,))
     state = (row_max, row_sum, (total,))
-    if CHAINED:
-        finish(state, row, there, item, batch, rows, ONE)
+    if piece.to_chunk < chunks:
+        if CHAINED:
+            gl.store(sums_parked(scratch, piece.place, 0) + row, group_max)
+            gl.store(sums_parked(scratch, piece.place, 1) + row, group_sum)
+            gl.store(sums_parked(scratch, piece.place, 2) + row, total_max)
+            gl.store(sums_parked(scratch, piece.place, 3) + row, total_sum)
+            hand_over(scratch, 0)
     else:
-        if item.splits == 1:
+        tell(link, m, (factor,))
+        m += 1
+        if CHAINED:
+            finish(state, row, there, item, batch, rows, ONE)
+        elif item.splits == 1:
             finish(state, row, there, item, batch, rows, ONE)
         else:
             keep(scratch, first_slot(scratch, item, batch) + item.split, state, row, there)
+    if not CHAINED:
         wait_empty(items.left_empty, turn)
         meet()  # all threads have stored before one of them says so
         arrive(items.left, turn)
-    return n, m + 1
+    return n, m
 
 
 @gluon.jit
@@ -1083,29 +1262,42 @@ def attend_role(
     CHAINED: gl.constexpr,
 ):
     """Scores, softmax and the left half of O of every item of this program."""
-    n, m, turn, done, number = 0, 0, 0, 0, own_copy(gl.program_id(0))
-    for first in range(0, batch.count, PLANNED):
-        ends = ends_of(batch, first, done, PLANNED, 4)
-        total = gl.max(ends, 0)
-        while number < total:
-            item = item_of(batch, first, ends, done, number, ONE)
-            n, m = attend_item(item, turn, n, m, ring, link, items, batch, rows, scratch, CAPPED, ONE, CHAINED)
-            turn += 1
-            number += gl.num_programs(0)
-        done = total
+    n, m, turn = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
+    if CHAINED:
+        deal = deal_of(batch, PLANNED, 4)
+        high, after = deal.high, deal.total
+        for back in range(0, batch.count, PLANNED):
+            first = (batch.count - 1) // PLANNED * PLANNED - back
+            ends, before = ends_before(batch, first, after, deal.whole, PLANNED, 4)
+            while high > gl.maximum(deal.low, before):
+                piece = piece_of(batch, deal, first, ends, before, high, ONE)
+                n, m = attend_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, CAPPED, ONE, CHAINED)
+                turn += 1
+                high = piece.low
+            after = before
+    else:
+        done, number = 0, own_copy(gl.program_id(0))
+        for first in range(0, batch.count, PLANNED):
+            ends = ends_of(batch, first, done, PLANNED, 4)
+            total = gl.max(ends, 0)
+            while number < total:
+                piece = whole_piece(item_of(batch, first, ends, done, number, ONE))
+                n, m = attend_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, CAPPED, ONE, CHAINED)
+                turn += 1
+                number += gl.num_programs(0)
+            done = total
 
 
 # -- right role
 @gluon.jit
-def right_item(item, turn, n, m, ring, link, items, batch, rows, scratch, ONE: gl.constexpr, CHAINED: gl.constexpr):
-    """The right half of one item's O: rescaled, multiplied and merged as the left warpgroup tells."""
+def right_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, ONE: gl.constexpr, CHAINED: gl.constexpr):
+    """The right half of one piece's O: rescaled, multiplied and merged as the left warpgroup tells."""
+    item = piece.item
     total = gl.zeros([TILE_M, HALF], gl.float32, layout=ACCUMULATOR)
-    chunks, first, blocks = gl.to_tensor(1), gl.to_tensor(0), gl.to_tensor(0)
-    if CHAINED:
-        chunks, first, blocks = chunks_of(batch, item)
+    chunks = piece.chunks
     count = item.q_len * batch.group - item.tile * TILE_M
-    for number in range(chunks):
-        begin, end = chunk_of(batch, item, chunks, first, blocks, number)
+    for number in range(piece.from_chunk, piece.to_chunk):
+        begin, end = chunk_of(batch, item, chunks, piece.first, piece.blocks, number)
         o = gl.zeros([TILE_M, HALF], gl.float32, layout=ACCUMULATOR)
         for key in range(begin, end, TILE_N):
             wait(link.told, m)
@@ -1122,9 +1314,11 @@ def right_item(item, turn, n, m, ring, link, items, batch, rows, scratch, ONE: g
         if rows.v_scales is not None:
             o = o * gl.load(rows.v_scales + item.b * rows.stride_vb)
         if CHAINED:
+            if (number == piece.from_chunk) & (number > 0):
+                take_over(scratch, batch, 1)
             for level in range(2):
                 if joins(number, chunks, level):
-                    at = parked(scratch, level, 1)
+                    at = parked(scratch, piece.place, level, 1)
                     known = first_parked(at, count)
                     before, after = told(link, m, 2)
                     m += 1
@@ -1135,28 +1329,33 @@ def right_item(item, turn, n, m, ring, link, items, batch, rows, scratch, ONE: g
                         o,
                         before,
                         after,
-                        parked(scratch, level_of(number), 1),
+                        parked(scratch, piece.place, level_of(number), 1),
                         stays(number, chunks, level, count),
                     )
             if starts(number, chunks):
-                park_all(o, parked(scratch, 0, 1), count)
+                park_all(o, parked(scratch, piece.place, 0, 1), count)
         total = o
-    (factor,) = told(link, m, 1)
     row = gl.arange(0, TILE_M, layout=ROWS_OF_O)
     there = item.tile * TILE_M + row < item.q_len * batch.group
-    if CHAINED:
-        finish_half(total * factor[:, None], row, there, item, batch, rows, ONE)
+    if piece.to_chunk < chunks:
+        if CHAINED:
+            hand_over(scratch, 1)
     else:
-        if item.splits == 1:
+        (factor,) = told(link, m, 1)
+        m += 1
+        if CHAINED:
+            finish_half(total * factor[:, None], row, there, item, batch, rows, ONE)
+        elif item.splits == 1:
             finish_half(total * factor[:, None], row, there, item, batch, rows, ONE)
         else:
             slot = first_slot(scratch, item, batch) + item.split
             at = scratch.partials + slot * scratch.slot_rows * (V_PIECES * COLUMNS)
             store_rows(at, HALF_PIECES, total, row * (V_PIECES * COLUMNS), there)
+    if not CHAINED:
         wait_empty(items.left_empty, turn)
         meet()
         arrive(items.left, turn)
-    return n, m + 1
+    return n, m
 
 
 @gluon.jit
@@ -1225,16 +1424,30 @@ def right_role(
         own_copy(scratch.slot_rows),
         own_copy(scratch.split_tiles),
     )
-    n, m, turn, done, number = 0, 0, 0, 0, own_copy(gl.program_id(0))
-    for first in range(0, batch.count, PLANNED):
-        ends = ends_of(batch, first, done, PLANNED, 4)
-        total = gl.max(ends, 0)
-        while number < total:
-            item = item_of(batch, first, ends, done, number, ONE)
-            n, m = right_item(item, turn, n, m, ring, link, items, batch, rows, scratch, ONE, CHAINED)
-            turn += 1
-            number += gl.num_programs(0)
-        done = total
+    n, m, turn = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
+    if CHAINED:
+        deal = deal_of(batch, PLANNED, 4)
+        high, after = deal.high, deal.total
+        for back in range(0, batch.count, PLANNED):
+            first = (batch.count - 1) // PLANNED * PLANNED - back
+            ends, before = ends_before(batch, first, after, deal.whole, PLANNED, 4)
+            while high > gl.maximum(deal.low, before):
+                piece = piece_of(batch, deal, first, ends, before, high, ONE)
+                n, m = right_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, ONE, CHAINED)
+                turn += 1
+                high = piece.low
+            after = before
+    else:
+        done, number = 0, own_copy(gl.program_id(0))
+        for first in range(0, batch.count, PLANNED):
+            ends = ends_of(batch, first, done, PLANNED, 4)
+            total = gl.max(ends, 0)
+            while number < total:
+                piece = whole_piece(item_of(batch, first, ends, done, number, ONE))
+                n, m = right_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, ONE, CHAINED)
+                turn += 1
+                number += gl.num_programs(0)
+            done = total
 
 
 @gluon.jit
@@ -1292,7 +1505,7 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
               seqlen_k, split_bits, split_log2, left, right, rows_min, rows_max, split_bound, slot_rows, split_tiles,
               scale_log2, cap_log2, PAGE: gl.constexpr, CAPPED: gl.constexpr, ONE: gl.constexpr, PLANNED: gl.constexpr,
               Q_ROWS: gl.constexpr, CHAINED: gl.constexpr):  # fmt: skip
-    """Allocate, set up the barriers, and start the roles; every program takes each num_programs-th item of the batch."""
+    """Allocate, set up the barriers, and start the roles; every program takes each num_programs-th item of the batch, or a run of chunks."""
     batch = Batch(
         cu_q,
         cu_k,
@@ -1354,14 +1567,14 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
         gl.warp_specialize([
             (attend_role, (ring, link, items, batch, rows, scratch, CAPPED, ONE, PLANNED, CHAINED)),
             (right_role, (ring, link, items, batch, rows, scratch, ONE, PLANNED, CHAINED)),
-            (load_role, (k_desc, ring, items, rows, batch, PAGE, ONE, PLANNED, Q_ROWS)),
+            (load_role, (k_desc, ring, items, rows, batch, PAGE, ONE, PLANNED, Q_ROWS, CHAINED)),
         ], [4, 1], [224, 40])  # fmt: skip
     else:
         gl.warp_specialize([
             (attend_role, (ring, link, items, batch, rows, scratch, CAPPED, ONE, PLANNED, CHAINED)),
             (right_role, (ring, link, items, batch, rows, scratch, ONE, PLANNED, CHAINED)),
             (merge_role, (items, batch, rows, scratch, ONE, PLANNED)),
-            (load_role, (k_desc, ring, items, rows, batch, PAGE, ONE, PLANNED, Q_ROWS)),
+            (load_role, (k_desc, ring, items, rows, batch, PAGE, ONE, PLANNED, Q_ROWS, CHAINED)),
         ], [4, 4, 1], [160, 104, 40])  # fmt: skip
 
 
@@ -1375,7 +1588,7 @@ def scratch(batch, heads_kv, group, seqlen_q, seqlen_k, sms):
         batch, heads_kv, group, seqlen_q, seqlen_k, sms
     ):  # what waits between chunks, and between groups of them
         levels = 1 + (_split_bound(seqlen_k, heads_kv * group) > MERGED.value)
-        return sms * levels * TILE_M.value * 512, 1
+        return sms * TILE_M.value * (4 + 2 * levels * 512), 2 * sms
     tiles = batch * heads_kv * _split_tiles(seqlen_q, group)
     # Splits, and groups of them that are merged first; a counter for each group, and one for all.
     splits = _split_bound(seqlen_k, heads_kv * group)
@@ -1399,9 +1612,12 @@ def _parts(batch, heads_kv, group, seqlen_k, sms):
 
 
 def _chained(batch, heads_kv, group, seqlen_q, seqlen_k, sms):
-    """Whether programs take in the splits of a tile one after the other: where dealing them out would hardly be faster."""
+    """Whether programs take in the splits of a tile one after the other, in runs: where dealing splits out, each of which leaves what it
+    has and is merged, takes longer."""
     tiles, splits = batch * heads_kv * _split_tiles(seqlen_q, group), _split_bound(seqlen_k, heads_kv * group)
-    return splits > 1 and 3 * -(-tiles // sms) * splits <= 4 * -(-tiles * splits // sms)
+    rounds = -(-tiles * splits // sms)
+    rows = min(TILE_M.value, seqlen_q * group)
+    return splits > 1 and heads_kv <= sms and 32 * max(splits, rounds) <= (32 + rows) * rounds
 
 
 def _split_keys(heads):
