@@ -106,6 +106,8 @@ class Dealing:
     parting: Parting | None = None
     #: Whether programs take in the splits of a tile, or the parts of its keys, one after the other.
     chained: bool = False
+    #: Programs of a part of the query heads that then share all splits in runs, which begin and end inside tiles; 0: each takes whole tiles.
+    teams: int = 0
     #: Whether a launch for more rows may begin beside its end, and whether it may begin beside another one's.
     beside: bool = False
     follows: bool = False
@@ -254,8 +256,8 @@ def _mla(v: HopperMlaVariant, heads: Workload) -> Dealing:
 
 
 def _mla_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
-    """Query heads in parts that fit a tile, smaller ones where SMs would be idle; splits one after the other where dealing them out
-    would hardly be faster."""
+    """Query heads in parts that fit a tile, smaller ones where SMs would be idle; splits one after the other, in runs, where dealing
+    them out takes longer: each leaves what it has of its rows, and is merged."""
     work = batch.workload()
     queries, group = work.seqlen_q, work.group_size
     splits = 1
@@ -267,8 +269,13 @@ def _mla_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
     parts = max(fewer, default=sizes[0])
     split_tiles = -(-min(queries, hopper_mla.SPLIT_QUERIES) * (group // parts) // dealt.tile_m)
     tiles = len(batch.lengths) * work.heads_kv * parts * split_tiles
-    chained = splits > 1 and 3 * -(-tiles // sms) * splits <= 4 * -(-tiles * splits // sms)
-    return replace(dealt, head_parts=parts, split_rows=hopper_mla.SPLIT_QUERIES * (group // parts), chained=chained)
+    rounds, rows, heads = -(-tiles * splits // sms), min(dealt.tile_m, queries * group // parts), work.heads_kv * parts
+    chained = splits > 1 and heads <= sms and 32 * max(splits, rounds) <= (32 + rows) * rounds
+    teams = min(sms, tiles * splits) // heads
+    return replace(
+        dealt, head_parts=parts, split_rows=hopper_mla.SPLIT_QUERIES * (group // parts), chained=chained,
+        teams=teams if chained and sum(-(-q * group // parts // dealt.tile_m) for q, _ in batch.lengths) > teams else 0,
+    )  # fmt: skip
 
 
 def _prefill(v: HopperPrefillVariant, heads: Workload) -> Dealing:

@@ -60,6 +60,8 @@ class Items:
     tiles: int
     #: How often an item merges what it has with what it had; None: no item does.
     joins: _Ints | None = None
+    #: Pieces of tiles of an item that is a run of them; None: an item is of one tile.
+    pieces: _Ints | None = None
 
     @property
     def count(self) -> int:
@@ -98,7 +100,11 @@ def sequence_items(
     some = read > 0
     reach = int(end[some].max() - begin[some].min()) if some.any() else 0
     joins = np.zeros(len(index), dtype=np.int64)
-    if dealt.chained:
+    if dealt.teams:
+        # The first of a tile's splits that sees a key merges with nothing.
+        seen = np.cumsum(some) - some
+        joins = (some & (seen > seen[place * splits])).astype(np.int64)
+    elif dealt.chained:
         joins = np.maximum(np.bincount(place, some, tiles).astype(np.int64) - 1, 0)
         read = np.bincount(place, read, tiles).astype(np.int64)
         place, splits = np.arange(tiles), 1
@@ -121,6 +127,18 @@ def of_sequence(dealt: Dealing, heads: Workload, seqlen_q: int, seqlen_k: int, r
     )
 
 
+def in_runs(units: tuple[_Ints, ...], owners: _Ints, teams: int, heads_kv: int) -> tuple[list[_Ints], _Ints]:
+    """(sums of each of ``units``, pieces of tiles) of each program, where ``teams`` of each head share a launch's splits in their order.
+
+    Units have a number for each split and head, heads first; ``owners`` say of which tile a split is.
+    """
+    share, more = divmod(len(owners), teams)
+    number = np.arange(teams + 1)
+    bounds = share * number + np.minimum(number, more)
+    sums = [np.repeat(np.add.reduceat(x[::heads_kv], bounds[:-1]), heads_kv) for x in units]
+    return sums, np.repeat(owners[bounds[1:] - 1] - owners[bounds[:-1]] + 1, heads_kv)
+
+
 def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
     """Items of the sequences of ``batch`` that the kernel is for; None where there are none."""
     heads, group = batch.heads, batch.heads.group_size
@@ -128,7 +146,8 @@ def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
     mine = [one for one in batch.lengths if dealt.takes(one[0] * group)]
     if not mine:
         return None
-    blocks, keys, tile, counts, tiles, joins = [], [], [], [], [], []
+    blocks, keys, tile, counts, joins, owners = [], [], [], [], [], []
+    tiles: list[int] = []
     next_tile, span, partial_rows, most, begun = 0, 0, 0, 1, 0
     for seqlen_q, seqlen_k in mine:
         run = 1
@@ -137,6 +156,8 @@ def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
             run = dealt.runs.run(shared, begun)
             begun += shared.tiles * shared.blocks
         one = of_sequence(dealt, heads, seqlen_q, seqlen_k, run)
+        if dealt.teams:
+            owners.append(sum(tiles) + one.tile)
         tiles.append(one.tiles)
         # Heads of a token are neighbours in memory and in the order.
         blocks.append(np.repeat(one.blocks, heads_kv))
@@ -144,7 +165,7 @@ def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
         joins.append(np.repeat(one.joins, heads_kv))
         span += one.span * heads.heads_kv
         most = max(most, one.splits)
-        items = np.bincount(one.tile, minlength=one.tiles)
+        items = np.bincount(one.tile, minlength=one.tiles) if not dealt.teams else np.ones(one.tiles, dtype=np.int64)
         several = items > 1
         number = next_tile + (np.cumsum(several) - 1) * heads_kv
         heads_of = np.tile(np.arange(heads_kv), len(one.tile))
@@ -158,8 +179,14 @@ def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
         if dealt.parting is None:
             left[0] = seqlen_q * group // dealt.head_parts - (one.tiles - 1) * dealt.tile_m
         partial_rows += int((items * left)[several].sum()) * heads_kv
+    pieces = None
+    if dealt.teams:
+        units = (np.concatenate(x) for x in (blocks, keys, joins))
+        runs, pieces = in_runs(tuple(units), np.concatenate(owners), dealt.teams, heads_kv)
+        blocks, keys, joins = ([x] for x in runs)
+        tile = [np.full(len(pieces), -1)]
     return Items(
         np.concatenate(blocks), np.concatenate(keys), np.concatenate(tile), np.asarray(counts, dtype=np.int64), len(mine),
         sum(q for q, _ in mine), most, span, partial_rows, heads.heads_q * sum(q for q, _ in mine), heads_kv * sum(tiles),
-        np.concatenate(joins) if dealt.chained else None,
+        np.concatenate(joins) if dealt.chained else None, pieces,
     )  # fmt: skip

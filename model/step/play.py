@@ -233,9 +233,12 @@ class _Run:
             self.go_on(slot)
 
     def joining(self, item: int) -> float:
-        """Cycles in which an item merges what it has with what it had."""
-        joins = self.items.joins
-        return 0.0 if joins is None or item == _BEFORE else float(joins[item]) * self.costs.join
+        """Cycles in which an item merges what it has with what it had, and goes from one of its pieces to the next."""
+        joins, pieces = self.items.joins, self.items.pieces
+        if joins is None or item == _BEFORE:
+            return 0.0
+        others = 0 if pieces is None else int(pieces[item]) - 1
+        return float(joins[item]) * self.costs.join + others * (self.costs.next_item + self.costs.finish)
 
     def go_on(self, slot: int) -> None:
         """The next item of a program, if there is one."""

@@ -135,7 +135,7 @@ def _split_text(launch: LaunchRun, most: int) -> str:
         else f", split every {dealt.split_keys} keys"
     )
     if dealt.chained:
-        return each + ", taken in one after the other"
+        return each + ", taken in one after the other" + (", in runs" if dealt.teams else "")
     return f"{each}{', at most' if dealt.parting else ' into at most'} {most}" if most > 1 else ""
 
 

@@ -262,6 +262,40 @@ def test_latent_launches_are_dealt_as_the_generated_kernel_does(requests: str, h
     assert evaluate_step(batch, H200, (variant,), "short").launches[0].programs == grid(module, batch)
 
 
+@pytest.mark.parametrize(
+    ("requests", "heads"),
+    [
+        ("70x8192", 128),
+        ("140x8192", 16),
+        ("140x8192", 192),
+        ("300x700,20x30000,7x1", 16),
+        ("40x700,30x30000", 192),
+        ("90x2:5000", 128),
+    ],
+)
+def test_latent_launches_share_splits_in_runs(requests: str, heads: int) -> None:
+    """Every split once, in order, as many to each program but for one; what a tile's later splits see is joined to what its first ones had."""
+    batch = mla(requests, heads)
+    (variant,) = shipped_pair(batch, H200)
+    dealt = launched(variant, batch, 132)
+    assert dealt.chained
+    runs, whole = batch_items(batch, dealt), batch_items(batch, replace(dealt, teams=0))
+    splits = batch_items(batch, replace(dealt, teams=0, chained=False))
+    assert runs is not None and whole is not None and splits is not None and whole.joins is not None
+    parts = dealt.head_parts
+    assert whole.count // parts > 132 // parts == dealt.teams == runs.count // parts
+    assert runs.blocks.sum() == whole.blocks.sum() and runs.keys.sum() == whole.keys.sum()
+    assert runs.joins is not None and runs.joins.sum() == whole.joins.sum()
+    assert runs.pieces is not None and (runs.pieces >= 1).all()
+    # Tiles that two programs share are pieces of both.
+    tiles = runs.pieces.sum() // parts
+    assert whole.count // parts <= tiles <= whole.count // parts + dealt.teams - 1
+    # In order: what the first program has are the first splits.
+    first = -(-(splits.count // parts) // dealt.teams)
+    assert runs.blocks[0] == splits.blocks[::parts][:first].sum()
+    assert len({*splits.blocks}) > 1 or {*(runs.blocks // splits.blocks[0] - first)} <= {0, -1}
+
+
 def test_parts_of_query_heads_read_the_same_keys_once() -> None:
     few, many = (forecast_step(mla("64x4096", heads), H200) for heads in (64, 128))
     assert few.run.launches[0].items.span == many.run.launches[0].items.span == 64 * 4096  # type: ignore[union-attr]
