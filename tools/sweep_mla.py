@@ -2,7 +2,7 @@
 
     python tools/sweep_mla.py OUT.csv [--flashmla LIBRARY] [--rounds 9]
 
-Points of FlashMLA's own benchmark and some smaller ones.  Each is a CUDA graph of one call, L2 evicted before, the kernels in turns;
+Points of FlashMLA's own benchmark, some smaller ones, and batches whose tiles are no multiple of the SMs.  Each is a CUDA graph of one call, L2 evicted before, the kernels in turns;
 medians and the range.  TFLOP/s counts 2 * batch * heads * keys * (576 + 512), TB/s the latent keys once.  LIBRARY is FlashMLA as vLLM
 builds it (_flashmla_C.abi3.so); without it its columns stay empty.
 """
@@ -20,7 +20,8 @@ from sweep_decode import EVICT_BYTES, graph_of, host_us, measured_on, nvidia_smi
 
 #: (batch, heads, keys)
 POINTS = ((1, 128, 65536), (1, 16, 65536), (1, 128, 16384), (1, 128, 8192), (1, 16, 8192), (16, 128, 4096), (64, 128, 4096),
-          (128, 16, 8192), (128, 64, 4096), (128, 128, 8192))  # fmt: skip
+          (128, 16, 8192), (128, 64, 4096), (128, 128, 8192),
+          (40, 128, 8192), (70, 128, 8192), (140, 128, 8192), (200, 128, 6016), (150, 16, 8192))  # fmt: skip
 WIDTH, VALUES, PAGE = 576, 512, 64
 FIELDS = ("gpu", "date", "driver", "torch", "triton", "batch", "heads", "keys", "us", "low_us", "high_us", "tflops", "tbs", "host_us",
           "flashmla_us", "flashmla_low_us", "flashmla_high_us", "speedup", "largest_difference", "sm_clock_mhz")  # fmt: skip

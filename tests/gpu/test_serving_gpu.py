@@ -89,15 +89,21 @@ def test_latent_attention(heads, lengths) -> None:
 
 
 @pytest.mark.skipif(not LATENT, reason="latent attention is written for Hopper")
-@pytest.mark.parametrize(("heads", "dtype"), [(128, "bfloat16"), (16, "bfloat16"), (48, "float16")])
-def test_latent_attention_gets_the_same_bits_alone_and_in_a_batch_that_fills_the_device(heads, dtype) -> None:
-    """Splits of a sequence alone, chunks of one program in a batch: lengths with few of them, and with as many as there may be."""
-    several = (*((1 + number % 2, 700 * (number % 5) + 37 * number) for number in range(131)), (1, 20000))
+@pytest.mark.parametrize(
+    ("count", "heads", "dtype"),
+    [(132, 128, "bfloat16"), (132, 16, "bfloat16"), (132, 48, "float16"), (70, 128, "bfloat16"), (200, 192, "float16")],
+)
+def test_latent_attention_gets_the_same_bits_alone_and_in_a_batch_that_fills_the_device(count, heads, dtype) -> None:
+    """Splits of a sequence alone, chunks of one program in a batch, or of two where its run ends inside a tile: lengths with few of them,
+    and with as many as there may be.  The counters are as they were: a second call gets the same bits."""
+    several = (*((1 + number % 2, 700 * (number % 5) + 37 * number) for number in range(count - 1)), (1, 20000))
     problem = Problem(several, dims=(576, 512), heads=(heads, 1), dtype=dtype, page=64, latent=True, sinks=True)
     made = make(problem, "cuda")
     out, lse = call(problem, made)
+    again, sums_again = call(problem, made)
+    assert torch.equal(out, again) and torch.equal(lse, sums_again)
     starts, lists = made.lists["cu_seqlens_q"].tolist(), made.lists
-    for number in (0, 3, 4, 9, 77, 130, 131):
+    for number in (0, 3, 4, 9, 33, 34, 35, 36, count // 2, count - 2, count - 1):
         first, end = starts[number : number + 2]
         alone, sums = tilecast.attention_kvcache(
             made.q[first:end][None], made.k, made.v, lists["seqused_k"][number : number + 1],
