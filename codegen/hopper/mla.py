@@ -93,6 +93,8 @@ def _description(variant: HopperMlaVariant) -> str:
         f"A load warp copies blocks of {KEYS} latent keys, {variant.kv_stages} at a time; a warpgroup makes the scores of {ROWS} rows "
         "and the left half of O, another one the right half, and a third one merges splits.",
         "Sequences of up to 4 queries are split, whatever else is in the batch, and the program that finishes a tile last merges its "
-        "splits in their order: what a sequence gets depends on it alone.  Runs on sm_90a with triton and torch alone.",
+        "splits in their order.  In larger batches programs take runs of splits, one after the other, and merge as they go; where a run "
+        "ends inside a tile another program goes on with it.  What a sequence gets depends on it alone.  Runs on sm_90a with triton "
+        "and torch alone.",
     ]
     return textwrap.fill("  ".join(lines), 120)

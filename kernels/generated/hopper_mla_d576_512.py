@@ -3,8 +3,9 @@
 Query i of a sequence sees keys from left before to right after position i + keys - queries.  A load warp copies blocks
 of 64 latent keys, 2 at a time; a warpgroup makes the scores of 64 rows and the left half of O, another one the right
 half, and a third one merges splits.  Sequences of up to 4 queries are split, whatever else is in the batch, and the
-program that finishes a tile last merges its splits in their order: what a sequence gets depends on it alone.  Runs on
-sm_90a with triton and torch alone.
+program that finishes a tile last merges its splits in their order.  In larger batches programs take runs of splits, one
+after the other, and merge as they go; where a run ends inside a tile another program goes on with it.  What a sequence
+gets depends on it alone.  Runs on sm_90a with triton and torch alone.
 """
 
 TILECAST = {
