@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tilecast.codegen.gluon import in_lines
 from tilecast.codegen.host import SMS_STATEMENT, Host
 from tilecast.codegen.pieces import Piece, pieces
+from tilecast.codegen.render import BEST_ALLOCATION
 from tilecast.codegen.row_terms import FOR_ROWS, RowTerms, strides
 from tilecast.model.kernel.variants import fa3_backward
 from tilecast.model.kernel.variants.fa3_backward import Fa3BackwardVariant
@@ -107,7 +108,7 @@ class HopperBackward(RowTerms):
     @property
     def register_option(self) -> str:
         """What asks for the best allocation, which Triton 3.9 does not: at head_dim 64, where K and V are held, it finds none better."""
-        return ', "ptx_options": "--regAllocOptLevel=4"' if self.head_dim > 64 else ""
+        return f", {BEST_ALLOCATION}" if self.head_dim > 64 else ""
 
     @property
     def padded(self) -> int:

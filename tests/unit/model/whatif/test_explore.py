@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
 
 from tilecast.base.files import OutputError
 from tilecast.cli import main
-from tilecast.explore.map_picture import COLOURS, cell_style, write_map
+from tilecast.explore.map_picture import COLOURS, cell_style, draw, write_map
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import build_pipeline, loop_shape
 from tilecast.model.forecast.brief import brief
@@ -229,6 +229,17 @@ def test_picture_is_written_whole_and_says_everything(small_map, tmp_path: Path)
     assert [p.name for p in tmp_path.iterdir()] == ["map.svg"]
     with pytest.raises(OutputError, match=r"\.svg or \.png"):
         write_map(small_map, tmp_path / "map.pdf")
+
+
+def test_names_and_numbers_of_a_picture_cover_neither_each_other_nor_markers(small_map) -> None:
+    pytest.importorskip("matplotlib")
+    figure = draw(small_map)
+    (axes,) = figure.axes
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert len(boxes) > 3 and not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+    markers = [axes.transData.transform((point.x, point.y)) for point in small_map.points]
+    assert not any(box.padded(2).contains(*marker) for box in boxes for marker in markers)
 
 
 def test_every_look_of_a_cell_is_its_own_colour() -> None:
