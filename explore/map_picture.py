@@ -192,4 +192,5 @@ def _covered(box: Any, taken: Sequence[Any], whole: Any) -> float:
         common = Bbox.intersection(box, other)
         return common.width * common.height if common is not None else 0.0
 
-    return sum(map(shared, taken)) + box.width * box.height - shared(whole)
+    covered: float = sum(map(shared, taken)) + box.width * box.height - shared(whole)
+    return covered

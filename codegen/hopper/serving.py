@@ -17,7 +17,6 @@ from tilecast.model.kernel.variants.hopper.serving import (
     Q_SLOTS_RUNS,
     ROWS,
     ROWS_E4M3,
-    HopperRunsE4m3Variant,
     HopperRunsVariant,
     HopperServingE4m3Variant,
     HopperServingVariant,
@@ -258,9 +257,8 @@ def context_e4m3(variant: HopperServingE4m3Variant, workload: Workload) -> Hoppe
 
 def context_runs(variant: HopperRunsVariant, workload: Workload) -> HopperRunsKernel:
     """The kernel of a legal variant that takes in runs of splits, from 16-bit caches or from caches of e4m3."""
-    narrow = isinstance(variant, HopperRunsE4m3Variant)
-    return (HopperRunsE4m3Kernel if narrow else HopperRunsKernel)(
-        _title(workload, "few rows, " + "e4m3 caches, " * narrow),
+    return (HopperRunsE4m3Kernel if variant.narrow else HopperRunsKernel)(
+        _title(workload, "few rows, " + "e4m3 caches, " * variant.narrow),
         _description_runs(variant),
         **_knobs(variant, workload),
         resident=variant.programs,
@@ -315,7 +313,7 @@ def _description_runs(variant: HopperRunsVariant) -> str:
     loading = (
         f"A program copies blocks of {variant.tile_n} keys into rings in shared memory, {variant.kv_stages} of K and of V ahead, "
         f"{variant.programs} programs to an SM; four warps own {ROWS_E4M3} rows, the query heads of one key head for consecutive queries, and take "
-        f"a fourth of a block's keys each{_WIDENED if isinstance(variant, HopperRunsE4m3Variant) else ''}.  Where there are more splits than that, an SM has one program, with {variant.dealt_stages} blocks ahead, which takes "
+        f"a fourth of a block's keys each{_WIDENED if variant.narrow else ''}.  Where there are more splits than that, an SM has one program, with {variant.dealt_stages} blocks ahead, which takes "
         "runs of a sequence's splits until there are none."
     )
     return _described(loading, ROWS_E4M3)
