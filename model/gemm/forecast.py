@@ -9,7 +9,7 @@ from tilecast.model.chip.evaluate import PredictError, check_clock
 from tilecast.model.compiled.code import CodeError
 from tilecast.model.forecast.answer import WaterfallStep
 from tilecast.model.forecast.binding import POWER_BOUND
-from tilecast.model.forecast.interval import FactEffect, fact_ends
+from tilecast.model.forecast.interval import FactEffect, effects_of, fact_ends, moves_of
 from tilecast.model.forecast.interval import interval as fact_interval
 from tilecast.model.gemm.answer import BufferGain, GemmForecast
 from tilecast.model.gemm.code import GemmCode, code_cycles
@@ -29,9 +29,8 @@ _UNIT_BOUND = 1.02
 _MEMORY_BOUND = 0.95
 #: k at which the second accumulator is looked at.
 GAIN_KS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
-#: The rate at which copies come that neighbours make at the same time; relative changes that are rounding.
+#: The rate at which copies come that neighbours make at the same time.
 _TOGETHER = "l2.bytes_per_clk_per_sm_lockstep"
-_NOTHING = 1e-9
 _UNIT_NAMES = {"tma": "copies into shared memory"}
 #: What makes machine code of a variant.
 Compiler = Callable[[Gemm, Machine, GemmVariant], GemmCode]
@@ -97,16 +96,7 @@ def _fact_effects(gemm: Gemm, machine: Machine, variant: GemmVariant, clock: str
     ends = [*fact_ends(machine)]
     if machine.has(_TOGETHER):
         ends.append((_TOGETHER, "low", machine.with_facts({_TOGETHER: machine["l2.bytes_per_clk_per_sm"]})))
-    found: dict[str, dict[str, float]] = {}
-    for name, end, moved in ends:
-        try:
-            there = evaluate_gemm(gemm, variant, moved, clock).tflops
-        except PredictError:
-            continue  # no clock keeps within the limit there
-        if abs(there / tflops - 1.0) > _NOTHING:
-            found.setdefault(name, {})[end] = there
-    effects = [FactEffect(name, sides.get("low"), sides.get("high")) for name, sides in found.items()]
-    return tuple(sorted(effects, key=lambda effect: -effect.largest(tflops)))
+    return effects_of(moves_of(ends, lambda moved: evaluate_gemm(gemm, variant, moved, clock).tflops), tflops)
 
 
 def best_gemm(gemm: Gemm, machine: Machine, family: str, clock: str | float, accumulators: int | None = None, *, written: bool = False) -> tuple[GemmVariant, str]:  # fmt: skip
