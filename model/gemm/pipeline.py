@@ -422,6 +422,5 @@ class _Parts:
             rows_per_cta=v.tile_m, keys_per_iteration=v.tile_n, ctas_per_sm=self.ctas,
             prologue_cycles=self.m["launch.cta_start_cycles"] + self.m.get("launch.cta_setup_cycles", 0.0),
             epilogue_cycles=0.0, cta_group=v.cta_group, tiles_overlap=v.accumulators == 2,
-            facts_used=("l2.bytes_per_clk_per_sm_lockstep", "hbm.tbps_achieved", "sync.mbarrier_roundtrip_cycles"),
         )  # fmt: skip
         return GemmPipeline(found, self.tiles, self.on_chip, self.on_chip.steps - self.steps)

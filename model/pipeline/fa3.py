@@ -107,7 +107,6 @@ def _build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipelin
         edge_read_bytes=rows * workload.head_dim_qk * size, edge_write_bytes=o * 2.0,
         tiles_overlap=False, query_ahead=variant.q_stages > 1,
         mask_demand=tuple((_first_step(workload, variant, machine, g), _mask_work(workload, variant, machine)) for g in groups),
-        facts_used=("regs.mma_share", "tensor.mma_latency_cycles", common.packing_fact(workload), "sync.mbarrier_roundtrip_cycles"),
     )  # fmt: skip
 
 

@@ -76,12 +76,6 @@ def _build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipelin
         query_ahead=False,
         mask_demand=tuple((f"max{s}", parts.mask_work()) for s in tiles),
         first_block_masked=variant.mask_home == "registers",
-        facts_used=(
-            "tmem.load_latency_cycles",
-            "tmem.read_bytes_per_clk",
-            "sync.mbarrier_roundtrip_cycles",
-            common.packing_fact(workload),
-        ),
         notes=(
             ("exponentials on the FMA pipe", variant.emulated_share),
             ("rescale share", rescale_share(variant.rescale_threshold)),

@@ -153,8 +153,6 @@ class Pipeline:
     mask_demand: MaskDemand = ()
     #: Whether the code of the first block of every tile is that of masked blocks, whatever the mask.
     first_block_masked: bool = False
-    #: Names of facts with kind "assumed" or with a range that this pipeline's numbers rest on.
-    facts_used: tuple[str, ...] = ()
     #: Bytes a CTA reads before its loop and writes after it with nothing of its own to hide them under.
     edge_read_bytes: float = 0.0
     edge_write_bytes: float = 0.0

@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 from tilecast.model.backward import (
-    BACKWARD_FAMILIES,
     BackwardFamily,
     BackwardVariant,
     family_of,
@@ -157,11 +156,6 @@ def _refusal(record: BackwardFamily, workload: Workload, machine: Machine) -> st
         if not verdict.legal:
             return verdict.sentence()
     return "no tile fits"
-
-
-def known_families(workload: Workload, machine: Machine) -> tuple[str, ...]:
-    """Names of the classes with a variant for ``workload`` on ``machine``."""
-    return tuple(family.name for family in BACKWARD_FAMILIES if any(True for _ in family.space(workload, machine)))
 
 
 # --- explained --------------------------------------------------------------------------------------------------------

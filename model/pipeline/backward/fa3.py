@@ -281,5 +281,4 @@ class _Loop(Warpgroups):
             epilogue_cycles=2 * self.leave(TILE_N * d),
             edge_read_bytes=owned * size, edge_write_bytes=owned * size, tiles_overlap=False,
             mask_demand=tuple((f"exp{part}{g}", masked) for g in _GROUPS for part in self.parts),
-            facts_used=self.facts(),
         )  # fmt: skip

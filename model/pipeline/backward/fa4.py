@@ -280,7 +280,6 @@ class _Walk:
             + out * 2 / m["smem.bytes_per_clk"] + m["l2.latency_cycles"],
             edge_read_bytes=owned, edge_write_bytes=out * size, tiles_overlap=False,
             mask_demand=tuple((f"p{g}", common.mask_work(m, self.elements)) for g in _COMPUTE),
-            facts_used=("tmem.load_latency_cycles", "tmem.read_bytes_per_clk", "sync.mbarrier_roundtrip_cycles", common.packing_fact(w)),
         )  # fmt: skip
 
     def buffers(self) -> tuple[Buffer, ...]:

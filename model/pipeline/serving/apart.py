@@ -112,5 +112,4 @@ def build(
         prologue_cycles=m["launch.cta_start_cycles"],
         epilogue_cycles=m["l2.latency_cycles"],
         tiles_overlap=False,
-        facts_used=("tensor.mma_sync_flop_per_clk", common.packing_fact(w)),
     )

@@ -57,7 +57,6 @@ def build(
         epilogue_cycles=machine["l2.latency_cycles"],
         tiles_overlap=False,
         legacy_matrix_path=machine.tensor_kind != "mma_sync",
-        facts_used=("tensor.mma_sync_flop_per_clk", common.packing_fact(workload)),
     )
 
 

@@ -280,7 +280,7 @@ def test_pairs_differ_in_the_gpu_and_nothing_else() -> None:
 
 def ratio(measured: float, forecast: float, dtype: str = "16 bit", version: str = "1", seqlen: int = 4096) -> RatioRow:
     work = Workload(seqlen_q=seqlen, seqlen_k=seqlen, dtype="fp8" if dtype == "fp8" else "bf16")
-    return RatioRow("x", "k", version, dtype, work, measured, forecast, forecast, forecast, forecast, 1500, 1600, 1, 2)
+    return RatioRow("x", "k", version, dtype, work, measured, forecast, forecast, forecast, forecast, 1500, 1600)
 
 
 def test_a_row_is_foretold_by_the_measured_ratios_of_its_like() -> None:
