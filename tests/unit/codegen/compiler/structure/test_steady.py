@@ -99,5 +99,5 @@ def turns(arrivals: int) -> KernelRoles:
 
 def test_who_brings_the_first_turn_comes_no_more() -> None:
     """Any arrival completes a phase of a barrier of one; where two complete it, each role brings its own."""
-    assert {b.name: b.anyone for b in turns(1).barriers} == {"0x420": 1, "0x428": 0}
-    assert {b.name: b.anyone for b in turns(2).barriers} == {"0x420": 0, "0x428": 0}
+    assert {b.name: b.arrivals_by_turns for b in turns(1).barriers} == {"0x420": 1, "0x428": 0}
+    assert {b.name: b.arrivals_by_turns for b in turns(2).barriers} == {"0x420": 0, "0x428": 0}
