@@ -71,7 +71,7 @@ class BlackwellKernel(TypedKernel):
     tmem_map: tuple[tuple[str, int, int], ...]
     #: Columns of O that the correction role stores at a time: a 32-byte sector a row.
     store_columns: int = 16
-    #: L2 that K and V of the heads at work together may fill (fa4.md (h)).
+    #: L2 that K and V of the heads at work together may fill (FA4C, tile_scheduler.py).
     l2_megabytes: int = 50
     #: Whether Q, K and V have 8 bits an element: then P is e4m3, O bf16, and heads have factors.
     fp8: bool = False

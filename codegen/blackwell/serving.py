@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilecast.codegen.hopper.serving import HopperServingKernel
+from tilecast.codegen.masks import SEEN_OF_SEQUENCE
 from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.blackwell_serving import ROWS, BlackwellServingVariant, tmem_columns
 from tilecast.model.kernel.workload import Workload
@@ -65,7 +66,7 @@ def _title(workload: Workload) -> str:
 
 def _description(variant: BlackwellServingVariant) -> str:
     lines = [
-        "Query i of a sequence sees keys from left before to right after position i + keys - queries.",
+        SEEN_OF_SEQUENCE,
         f"A load warp copies blocks of {variant.tile_n} keys into rings in shared memory, {variant.kv_stages} of K and of V ahead; a "
         f"warp issues the products of {ROWS} rows, the query heads of one key head for consecutive queries; a warpgroup with a row to a "
         "thread takes their scores from tensor memory and leaves P there; another one merges.",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilecast.codegen.gluon import in_lines
+from tilecast.codegen.masks import SEEN_OF_SEQUENCE
 from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.hopper.serving import (
     PIECE,
@@ -321,7 +322,7 @@ def _description_runs(variant: HopperRunsVariant) -> str:
 
 def _described(loading: str, rows: int = ROWS) -> str:
     lines = [
-        "Query i of a sequence sees keys from left before to right after position i + keys - queries.",
+        SEEN_OF_SEQUENCE,
         loading,
         f"Sequences of up to {rows} rows are split, whatever else is in the batch, and the program that finishes a tile last merges "
         "its splits in their order: what a sequence gets depends on it alone.  Runs on sm_90a with triton and torch alone.",
