@@ -245,7 +245,7 @@ class _Parts:
         """Latencies, barriers and polls of a part of an epilogue; its ``first`` part also asks for the accumulator."""
         m = self.m
         waits = m["smem.latency_cycles"] + m.get("tmem.load_latency_cycles", 0.0) if not self.portable else 0.0
-        waits += _BARRIERS * m.get("sync.barrier_cycles", m["sync.named_barrier_cycles"])
+        waits += _BARRIERS * common.barrier_cycles(m)
         return (
             waits
             + (_POLLS if first else _POLLS - 1) * m.get("sync.wait_done_cycles", 0.0)

@@ -35,7 +35,7 @@ def build(
     keys = variant.tile_n // WARPS
     scores, sums = ROWS_E4M3 * keys / _LANES, ROWS_E4M3 * w.head_dim_v / _LANES
     total = float(ROWS_E4M3 * variant.tile_n)
-    barrier = m.get("sync.barrier_cycles", 25.0) + m.get("sync.barrier_spread_cycles", 0.0)
+    barrier = common.barrier_cycles(m) + m.get("sync.barrier_spread_cycles", 0.0)
     quad = 2 * (m["shuffle.latency_cycles"] + m["alu.latency_cycles"])
     exp = {unit: c for unit, c in common.exp_work(m, w, total, 0.0, 3).cycles if unit not in ("issue", "regs")}
     fma, _ = common.fma_cost(m, total)

@@ -32,8 +32,8 @@ def build(workload: Workload, variant: HopperMlaVariant, machine: Machine) -> Pi
         warpgroups=1, tile_n=KEYS, kv_stages=variant.kv_stages, overlap=False, ping_pong=False, rescale="always"
     )
     made = fa3.build(replace(workload, head_dim_v=half, mask="causal", window=None), like, machine)
-    barrier = m.get("sync.barrier_cycles", 25.0) + m.get("sync.barrier_spread_cycles", 0.0) / 2
-    vote = m.get("warp.vote_latency_cycles", 12.0) + 2.0 * m["alu.latency_cycles"]
+    barrier = common.barrier_cycles(m) + m.get("sync.barrier_spread_cycles", 0.0) / 2
+    vote = m["warp.vote_latency_cycles"] + 2.0 * m["alu.latency_cycles"]
     written = ROWS * KEYS * size / m["smem.bytes_per_clk"]
     handing = written + m["smem.latency_cycles"] + _BARRIERS * barrier
     total = common.row_sum_work(m, float(ROWS * KEYS))
