@@ -15,7 +15,7 @@ from tilecast.model.gemm.answer import BufferGain, GemmForecast
 from tilecast.model.gemm.code import GemmCode, code_cycles
 from tilecast.model.gemm.evaluate import GemmRun, evaluate_gemm, executed_flop, refuse
 from tilecast.model.gemm.families import find_gemm_family, legality, native_gemm_family, writable
-from tilecast.model.gemm.pipeline import build
+from tilecast.model.gemm.pipeline.build import build
 from tilecast.model.gemm.render import as_dict, as_text
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.gemm.workload import Gemm
