@@ -148,9 +148,7 @@ def backward_into(
         kernels[-1][2:4],
     )
     asked = q, k, v, out, lse, dout, dlse
-    read = (
-        *map(readable, asked[:4]), lse.contiguous(), readable(dout), None if dlse is None else dlse.contiguous()
-    )  # fmt: skip
+    read = (*map(readable, asked[:4]), lse.contiguous(), readable(dout), None if dlse is None else dlse.contiguous())
     arguments = (
         *read[:6], dq, dk, dv, 1.0 / math.sqrt(q.shape[3]) if scale is None else scale,
         *((left, right) if windowed else (-1, -1)), read[6],

@@ -36,7 +36,7 @@ from typing import Any
 
 from tilecast.base.module_file import module_of
 
-DEFAULT = "64:none:4096,64:causal:4096,64:causal:16384,128:none:4096,128:causal:4096,128:causal:16384,256:none:4096,256:causal:4096,192/128:causal:4096,96:causal:4096"  # fmt: skip
+DEFAULT = "64:none:4096,64:causal:4096,64:causal:16384,128:none:4096,128:causal:4096,128:causal:16384,256:none:4096,256:causal:4096,192/128:causal:4096,96:causal:4096"
 TOKENS, HIDDEN, ROUNDS, WARMUP = 16384, 2048, 7, 3
 FIELDS = ("gpu", "date", "driver", "torch", "triton", "head_dim", "head_dim_v", "mask", "batch", "heads", "seqlen", "kernel",
           "knobs", "ms", "ms_low", "ms_high", "tflops", "registers", "spilled", "sm_clock_mhz", "rounds", "note")  # fmt: skip

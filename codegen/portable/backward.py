@@ -214,9 +214,7 @@ class TritonBackward(RowTerms):
         """Statements that find the rows of a step."""
         if self._described_where_it_moves(tensors[0]):
             return []
-        return [
-            f"{x}_block = {x}{base} + tl.cast({place}, tl.int64) * stride_{STRIDE[x]}s * 8" for x in tensors
-        ]  # fmt: skip
+        return [f"{x}_block = {x}{base} + tl.cast({place}, tl.int64) * stride_{STRIDE[x]}s * 8" for x in tensors]
 
     def kv_statements(self, kernel: KeyKernel) -> tuple[str, ...]:
         """Statements that load K and V of a program of keys."""

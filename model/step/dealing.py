@@ -338,9 +338,7 @@ def _prefill_loop(w: Workload, v: HopperPrefillVariant, m: Machine, _page: int, 
     return replace(fa3.build(w, like, m), name=f"prefill on Hopper {64 * v.warpgroups}x{v.tile_n}")
 
 
-def _e4m3_loop(
-    w: Workload, v: HopperServingE4m3Variant, m: Machine, _page: int, programs: int | None
-) -> Pipeline:  # fmt: skip
+def _e4m3_loop(w: Workload, v: HopperServingE4m3Variant, m: Machine, _page: int, programs: int | None) -> Pipeline:
     return apart.build(w, v, m, hopper_serving.shared_bytes_e4m3(v, w), 1 if programs is None else programs)
 
 

@@ -105,7 +105,7 @@ def forecast(
         raise typer.BadParameter(
             "the time of a launch needs --ctas and --iterations: how many CTAs it has, and how often the loop goes round in one",
             param_hint="'--ctas'",
-        )  # fmt: skip
+        )
     grid = Grid(ctas, iterations) if ctas is not None and iterations is not None else None
     chip = changes.of(load_machine(machine)) if machine is not None else None
     with Screen() as screen:

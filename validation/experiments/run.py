@@ -202,7 +202,7 @@ def _run(experiment: Experiment, regime: str, points: list[PublishedPoint]) -> E
     spread = _spreads(rows)
     return ExperimentReport(
         experiment, regime, tuple(rows), median(spread) if spread else 0.0, len(spread), max(spread, default=0.0)
-    )  # fmt: skip
+    )
 
 
 def matched(experiment: Experiment, points: list[PublishedPoint]) -> list[tuple[PublishedPoint, PublishedPoint]]:

@@ -60,9 +60,7 @@ def _why_chosen(p: Explained) -> str:
     return "given by the user" if _given(p) else f"shortest forecast of those compared: {p.variant_origin}"
 
 
-def _alternatives(
-    r: Reviewed, p: Explained, space: tuple[Any, ...], clock: str | float
-) -> Iterable[tuple[str, Any]]:  # fmt: skip
+def _alternatives(r: Reviewed, p: Explained, space: tuple[Any, ...], clock: str | float) -> Iterable[tuple[str, Any]]:
     """(what is special about it, variant), without the chosen one."""
     chosen = p.variant
     shipped = r.shipped(chosen, p.workload, p.machine)

@@ -71,9 +71,7 @@ class Reviewed:
     counted: str
 
 
-def as_change(
-    found: Comparison, side: Callable[[Explained, str], Any], text: Callable[[object], str]
-) -> Change:  # fmt: skip
+def as_change(found: Comparison, side: Callable[[Explained, str], Any], text: Callable[[object], str]) -> Change:
     """The values of a what-if; ``side`` makes those of a forecast, ``text`` that of a knob's value."""
     knobs = tuple((name, text(old), text(new)) for name, old, new in found.knobs)
     return Change(

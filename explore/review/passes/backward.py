@@ -62,7 +62,7 @@ def _shipped(variant: BackwardVariant, workload: Workload, machine: Machine) -> 
 
 def _others(
     variant: BackwardVariant, workload: Workload, machine: Machine, clock: str | float
-) -> Iterator[tuple[str, BackwardVariant]]:  # fmt: skip
+) -> Iterator[tuple[str, BackwardVariant]]:
     for family in BACKWARD_FAMILIES:
         if family.name != variant.family and any(True for _ in family.space(workload, machine)):
             yield family.name, best_backward(workload, machine, family.name, clock)[0]
@@ -97,7 +97,7 @@ def _published(p: Explained) -> Region:
     missing = f"No published backward pass was taken on a GPU with {p.machine.name}'s kind of tensor core: nothing here says how far off the forecast is."
     return region(
         p, "published", fastest_published(), lambda q: q.workload, lambda q: q.machine, _published_point, note, missing
-    )  # fmt: skip
+    )
 
 
 def _published_point(row: FastestBackward) -> Point | None:

@@ -79,7 +79,7 @@ def _shipped(variant: Variant, workload: Workload, machine: Machine) -> Variant:
 
 def _others(
     variant: Variant, workload: Workload, machine: Machine, clock: str | float
-) -> Iterator[tuple[str, Variant]]:  # fmt: skip
+) -> Iterator[tuple[str, Variant]]:
     for family in FAMILIES:
         if family != variant.family:
             try:
@@ -126,9 +126,7 @@ def _published(p: Explained) -> Region:
         f"No published attention row was taken on a GPU with {p.machine.name}'s kind of tensor core: "
         "nothing here says how far off the forecast is."
     )
-    return region(
-        p, "published", fast, lambda q: q.workload, lambda q: q.machine, _published_point, note, missing
-    )  # fmt: skip
+    return region(p, "published", fast, lambda q: q.workload, lambda q: q.machine, _published_point, note, missing)
 
 
 def _published_point(point: PublishedPoint) -> Point | None:
@@ -152,9 +150,7 @@ def _measured(p: Explained, table: Path | None) -> Region:
     else:
         best = _best_of_shape(generated_runs(read(path)))
     note = f"Fastest generated kernel of every shape in {path.name}, forecast with the variant that ran, at the clock it ran at."
-    return region(
-        p, "own kernels", best, lambda m: m.workload(), lambda m: m.machine, _measured_point, note, missing
-    )  # fmt: skip
+    return region(p, "own kernels", best, lambda m: m.workload(), lambda m: m.machine, _measured_point, note, missing)
 
 
 def _best_of_shape(rows: Iterable[Measured]) -> list[Measured]:

@@ -27,7 +27,7 @@ class Edges(Operations):
                 bt, bs = order[before]
                 for half in range(self.halves):
                     suffix = self.suffix(half)
-                    edges.append(Edge(f"load{t}_{s}", f"mma{t}_{s}{suffix}", 0, self.latency, "data", "A and B"))  # fmt: skip
+                    edges.append(Edge(f"load{t}_{s}", f"mma{t}_{s}{suffix}", 0, self.latency, "data", "A and B"))
                     edges.append(Edge(f"mma{bt}_{bs}{suffix}", f"{first}{t}_{s}", -lap, release, "buffer", "A/B slot"))
                 if self.hopper and bs + 1 < self.steps:
                     # A warpgroup asks whether its last product is done once it has issued the next: with that one's k-step.

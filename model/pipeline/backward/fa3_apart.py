@@ -106,9 +106,7 @@ class _Keys(Warpgroups):
         }  # fmt: skip
         late = ("turn0", "dv", "have_dv", "turn1", "dk", "have_dk")
         # Waiting for the other tensor's tile of the step before is done with in that step.
-        programs = {
-            role: tuple(Step(name, 0 if name in late else 1) for name in lap) for role, lap in laps.items()
-        }  # fmt: skip
+        programs = {role: tuple(Step(name, 0 if name in late else 1) for name in lap) for role, lap in laps.items()}
         owned = TILE * (d + dv) * size
         return Pipeline(
             name=f"fa3 backward apart, keys {TILE}x{TILE}", machine=m.name,

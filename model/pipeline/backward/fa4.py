@@ -166,7 +166,7 @@ class _Walk:
         return [
             Op("out", "dq to shared memory", "reduce", (("tmem_read", read), ("smem", port)), alone),
             Op("add", "add dq", "reduce", (("smem", port),), added, engine="tma", issue_cycles=m["tma.issue_cycles"]),
-        ]  # fmt: skip
+        ]
 
     def exchange(self) -> list[Op]:
         """Half of dS from each CTA of a pair to the other, SM to SM."""

@@ -399,7 +399,7 @@ REFUSED = {
     "[0, 0, 4], (1,), 0)": {"out": "narrow"},
     "k: expected ((1, 2, 8, 64), 'torch.float16', D, [0, 0, 0], (1,), 0), got ((1, 2, 8, 64), 'torch.float16', D, "
     "[0, 0, 0], (1,), 2)": {"k": "shifted"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("sentence", REFUSED)

@@ -362,7 +362,7 @@ def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
         (["-o", "{dir}/r.html", "--clock", "turbo"], "expected sustained, short"),
         (["-o", "{dir}/r.html", "--variant", "tile_n=17"], "multiples of 16"),
     ],
-)  # fmt: skip
+)
 def test_wrong_input_is_one_sentence_and_leaves_nothing(
     arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
