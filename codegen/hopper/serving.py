@@ -247,13 +247,13 @@ class HopperRunsE4m3Kernel(HopperRunsKernel):
 
 def context(variant: HopperServingVariant, workload: Workload) -> HopperServingKernel:
     """The kernel of a legal variant."""
-    return HopperServingKernel(_title(workload), _description(variant), **_knobs(variant, workload))
+    return HopperServingKernel(_title(workload), _description(variant), **knobs(variant, workload))
 
 
 def context_e4m3(variant: HopperServingE4m3Variant, workload: Workload) -> HopperServingE4m3Kernel:
     """The kernel of a legal variant for caches of e4m3."""
     title, description = _title(workload, "e4m3 caches, "), _description_e4m3(variant)
-    return HopperServingE4m3Kernel(title, description, **_knobs(variant, workload))
+    return HopperServingE4m3Kernel(title, description, **knobs(variant, workload))
 
 
 def context_runs(variant: HopperRunsVariant, workload: Workload) -> HopperRunsKernel:
@@ -261,7 +261,7 @@ def context_runs(variant: HopperRunsVariant, workload: Workload) -> HopperRunsKe
     return (HopperRunsE4m3Kernel if variant.narrow else HopperRunsKernel)(
         _title(workload, "few rows, " + "e4m3 caches, " * variant.narrow),
         _description_runs(variant),
-        **_knobs(variant, workload),
+        **knobs(variant, workload),
         resident=variant.programs,
         fold=variant.fold,
         dealt_stages=variant.dealt_stages,
@@ -269,7 +269,8 @@ def context_runs(variant: HopperRunsVariant, workload: Workload) -> HopperRunsKe
     )
 
 
-def _knobs(variant: HopperServingVariant, workload: Workload) -> dict[str, int]:
+def knobs(variant: HopperServingVariant, workload: Workload) -> dict[str, int]:
+    """What kernels of any such class read of their variant and heads."""
     return {
         "head_dim_qk": workload.head_dim_qk,
         "head_dim_v": workload.head_dim_v,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from tilecast.model.chip.evaluate import PredictError, check_clock
-from tilecast.model.compiled.code import CodeError
+from tilecast.model.compiled.evaluate import followed_on
 from tilecast.model.forecast.answer import WaterfallStep
 from tilecast.model.forecast.binding import POWER_BOUND
 from tilecast.model.forecast.interval import FactEffect, effects_of, fact_ends, moves_of
@@ -19,7 +19,7 @@ from tilecast.model.gemm.pipeline.build import build
 from tilecast.model.gemm.render import as_dict, as_text
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.gemm.workload import Gemm
-from tilecast.model.machine.machine import Machine, MachineError, load_machine
+from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.model.sm.bounds import bounds
 from tilecast.model.sm.simulate import critical_recurrence
 
@@ -78,14 +78,8 @@ def forecast_gemm(
 
 
 def _compiled(made: GemmCode, gemm: Gemm, variant: GemmVariant, machine: Machine, clock: str | float) -> GemmRun:
-    try:
+    with followed_on(machine):
         return evaluate_gemm(gemm, variant, machine, clock, code_cycles(made.roles, variant, machine))
-    except MachineError as error:
-        raise PredictError(
-            f"{machine.name} is not known well enough to follow machine code: {error}: use --level fluid"
-        ) from None
-    except CodeError as error:
-        raise PredictError(f"the machine code of this kernel cannot be followed: {error}: use --level fluid") from None
 
 
 def _fact_effects(gemm: Gemm, machine: Machine, variant: GemmVariant, clock: str | float, tflops: float) -> tuple[FactEffect, ...]:  # fmt: skip
