@@ -39,7 +39,8 @@ _MASKS = {
 _MASKED_PIECES = 4
 #: Knobs that leave the operations of a tile alone.
 _ONE_TILE = {**ALIKE.least_waiting, "softmax_tiles": 1, "split": "q"}
-_STATISTICS_SLOT = "statistics slot"
+#: The barrier of edges that free a slot of row statistics; the template's order of steps is read from them.
+STATISTICS_SLOT = "statistics slot"
 
 
 def build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipeline:
@@ -257,7 +258,7 @@ class _Parts:
                     lap + v.stats_slots - 1,
                     self.arrive_local(),
                     "order",
-                    _STATISTICS_SLOT,
+                    STATISTICS_SLOT,
                 ),
             ]
             if v.split == "k":
@@ -281,7 +282,7 @@ class _Parts:
         rings = self.ring_edges()
         kept = loosest[: len(loosest) - len(rings)]
         if sooner:
-            kept = tuple([e._replace(distance=e.distance - sooner) if e.why == _STATISTICS_SLOT else e for e in kept])
+            kept = tuple([e._replace(distance=e.distance - sooner) if e.why == STATISTICS_SLOT else e for e in kept])
         return (*kept, *rings)
 
     def arrive_local(self) -> float:

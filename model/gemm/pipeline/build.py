@@ -19,7 +19,7 @@ from tilecast.model.gemm.traffic import Tiling
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.gemm.workload import Gemm
 from tilecast.model.machine.machine import Machine
-from tilecast.model.pipeline.graph import Buffer, Pipeline, Role, Step
+from tilecast.model.pipeline.graph import Buffer, Pipeline, Role, Space, Step
 
 #: k-steps of a tile that are operations of their own: those beyond go on at the same pace.
 MOST_STEPS = 64
@@ -94,7 +94,7 @@ class _Parts(Edges):
         if slot_bytes(v, g):
             first = f"load_c0{end}" if g.adds_c else ""
             out.append(Buffer("C/D", "smem", slot_bytes(v, g), v.c_stages, first, f"store0{end}"))
-        space = "tmem" if self.m.tensor_kind == "tcgen05" else "registers"
+        space: Space = "tmem" if self.m.tensor_kind == "tcgen05" else "registers"
         size = v.tile_m * v.tile_n * 4
         out.append(Buffer("accumulator", space, size, v.accumulators * self.ctas, f"mma0_0{half}", f"epilogue0{end}"))
         return tuple(out)

@@ -9,7 +9,7 @@ from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.gemm.workload import Gemm
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
-from tilecast.model.pipeline.graph import Op
+from tilecast.model.pipeline.graph import Engine, Op
 from tilecast.model.pipeline.tensor_core import (
     INSTRUCTIONS_PER_MMA,
     mma_completion_latency_cycles,
@@ -95,8 +95,8 @@ class Operations:
             demand.append(("memory", memory_bytes / self.share))
         issue = max(copies * self.m["tma.issue_cycles"], least)
         taken = max(cycles for _, cycles in demand)
-        in_order = ("memory" if kind == "store" else "l2") if self.in_turn else ""
-        engine = "tma" if role.startswith("warps") else in_order
+        in_order: Engine = ("memory" if kind == "store" else "l2") if self.in_turn else ""
+        engine: Engine = "tma" if role.startswith("warps") else in_order
         return Op(
             name, kind, role, tuple(demand), taken if in_order else max(issue, taken), engine=engine,
             issue_cycles=issue if engine else 0.0, tile=tile, instructions=(("other", 2.0),),
