@@ -78,8 +78,6 @@ pictures: $(TOOLS)
 	$(BIN)/tilecast validate ablations --picture docs/ablations.png > /dev/null
 	$(BIN)/tilecast map --machine b200 --batch 4 --seqlen 8192 -o docs/asymmetry-b200-bf16.png > /dev/null
 	$(BIN)/tilecast map --machine b200 --batch 4 --seqlen 8192 --dtype fp8 -o docs/asymmetry-b200-fp8.png > /dev/null
-	$(BIN)/tilecast report --machine b200 --batch 4 --heads 16 --seqlen 8192 --causal --set mufu.ex2=32 -o docs/examples/b200-ex2.md
-	$(BIN)/tilecast report h200 --pass bwd --batch 4 --seqlen 4096 --head-dim 256 --causal -o docs/examples/h200-backward.md
 	$(BIN)/python tools/plot_kernels.py docs/h200-kernels.png
 
 kernels: $(TOOLS)

@@ -78,9 +78,7 @@ def generate_backward(
     made: BackwardVariant = TRITON_BACKWARD.chosen(workload, machine) if variant is None else variant
     verdict = writable(made, workload, machine)
     if not verdict.legal:
-        raise VariantError(
-            f"{made.family} cannot write {workload.label()} for {machine.name}: {verdict.sentence()}"
-        )  # fmt: skip
+        raise VariantError(f"{made.family} cannot write {workload.label()} for {machine.name}: {verdict.sentence()}")
     header: dict[str, object] = {
         "tilecast": version,
         "family": family_of(made).template,

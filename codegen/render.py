@@ -13,6 +13,9 @@ import jinja2
 _TEMPLATES = Path(__file__).parent / "templates"
 #: Generated files look the same wherever they are made.
 _LINE_LENGTH = "120"
+#: The entry of a launch's options that asks the assembler for its best allocation of registers, which releases of Triton
+#: differ in; templates write it as ``BEST_ALLOCATION``.
+BEST_ALLOCATION = '"ptx_options": "--regAllocOptLevel=4"'
 
 
 class RenderError(RuntimeError):
@@ -25,7 +28,7 @@ class MissingToolError(ValueError):
 
 @lru_cache(maxsize=1)
 def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -33,6 +36,8 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
+    environment.globals["BEST_ALLOCATION"] = BEST_ALLOCATION
+    return environment
 
 
 def render(template: str, context: dict[str, object]) -> str:

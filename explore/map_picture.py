@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import io
-import math
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilecast.base.files import OutputError, check_writable, write_bytes_atomically
 
 if TYPE_CHECKING:
-    from tilecast.model.whatif.asymmetry import AsymmetryMap, MapPoint
+    from tilecast.model.whatif.asymmetry import AsymmetryMap
 
 #: Okabe and Ito's palette for the units that meet on a map, told apart with any colour vision; one hue a unit.
 COLOURS = {
@@ -22,6 +23,11 @@ COLOURS = {
 }  # fmt: skip
 #: How much of the hue is left where a unit is most of the critical lap but not full.
 _TINT = 0.42
+#: Where a name may stand beside its marker, the best first: points to the right and up, and which of its ends is there.
+_SIDES = ((9, 8, "left"), (9, -15, "left"), (-9, 8, "right"), (-9, -15, "right"), (0, 14, "center"), (0, -22, "center"))
+#: Pixels that a number or a marker takes to each side, and parts of a straight piece of a line where a number may stand.
+_ROOM = 18.0
+_PARTS = 8
 
 
 def check_picture(path: str | Path, option: str) -> Path:
@@ -87,14 +93,11 @@ def draw(found: AsymmetryMap) -> Any:
     )  # fmt: skip
     low, high = min(map(min, found.tflops)), max(map(max, found.tflops))
     levels = [v for v in found.levels if low < v < high and abs(v / found.base_tflops - 1) > 1e-6]
-    if levels:
-        lines = axes.contour(found.x, found.y, found.tflops, levels=levels, colors="black", linewidths=0.9)
-        for text in axes.clabel(lines, fmt=lambda v: f"{v:.0f}", fontsize=8):
-            # A number under a marker is not readable, and its line has others.
-            text.set_visible(not any(_close(text.get_position(), point, found) for point in found.points))
+    lines = (
+        axes.contour(found.x, found.y, found.tflops, levels=levels, colors="black", linewidths=0.9) if levels else None
+    )
     if low < found.base_tflops < high:
         axes.contour(found.x, found.y, found.tflops, levels=[found.base_tflops], colors="black", linewidths=2.2)
-    _place(axes, found)
     axes.set_xlabel(f"{found.x_fact}  ({found.x_unit})")
     axes.set_ylabel(f"{found.y_fact}  ({found.y_unit})")
     axes.set_title(
@@ -109,6 +112,10 @@ def draw(found: AsymmetryMap) -> Any:
         handles=[Patch(color=colour, label=label) for label, colour in known], loc="outside lower center",
         ncols=min(3, len(known)), frameon=False, fontsize=9,
     )  # fmt: skip
+    spots: dict[tuple[float, float], list[str]] = {}
+    for point in found.points:
+        spots.setdefault((point.x, point.y), []).append(point.label)
+    mark_points(axes, {spot: ", ".join(labels) for spot, labels in spots.items()}, lines)
     return figure
 
 
@@ -118,24 +125,72 @@ def _edges(ticks: tuple[float, ...]) -> list[float]:
     return [ticks[0] / half, *(tick * half for tick in ticks)]
 
 
-def _close(spot: tuple[float, float], point: MapPoint, found: AsymmetryMap) -> bool:
-    """Whether ``spot`` lies within a tenth of the map of the marker and its label."""
-    across = math.log(spot[0] / point.x) / math.log(found.x[-1] / found.x[0])
-    up = math.log(spot[1] / point.y) / math.log(found.y[-1] / found.y[0])
-    return abs(across) < 0.08 and abs(up) < 0.06
+def mark_points(axes: Any, points: Mapping[tuple[float, float], str], lines: Any) -> None:
+    """Markers at ``points`` with their names, and numbers on ``lines`` (a contour set, or None), none of them over another.
 
-
-def _place(axes: Any, found: AsymmetryMap) -> None:
-    """GPUs as markers; those on one spot share a label."""
-    spots: dict[tuple[float, float], list[MapPoint]] = {}
-    for point in found.points:
-        spots.setdefault((point.x, point.y), []).append(point)
-    for (x, y), here in spots.items():
+    For a figure that is otherwise done: where things lie decides on which side of its marker a name stands, and which numbers are left out.
+    """
+    figure = axes.figure
+    for x, y in points:
         axes.plot([x], [y], marker="o", markersize=8, markerfacecolor="white", markeredgecolor="black", zorder=5)
-        high = y >= found.y[len(found.y) * 3 // 4]
-        right = x >= found.x[len(found.x) * 3 // 4]
-        axes.annotate(
-            ", ".join(point.label for point in here), (x, y), textcoords="offset points",
-            xytext=(-9 if right else 9, -15 if high else 8), ha="right" if right else "left", fontsize=9, fontweight="bold",
-            bbox={"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}, zorder=6,
-        )  # fmt: skip
+    figure.draw_without_rendering()
+    taken = [_around(axes.transData.transform(point)) for point in points]
+    for (x, y), name in points.items():
+        placed = [
+            axes.annotate(
+                name, (x, y), textcoords="offset points", xytext=(right, up), ha=side, fontsize=9, fontweight="bold",
+                bbox={"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}, zorder=6,
+            )
+            for right, up, side in _SIDES
+        ]  # fmt: skip
+        covers = [_covered(text.get_window_extent(), taken, axes.bbox) for text in placed]
+        kept = placed[covers.index(min(covers))]
+        for text in placed:
+            if text is not kept:
+                text.remove()
+        taken.append(kept.get_window_extent().padded(4))
+    if lines is not None:
+        _number(axes, lines, taken)
+
+
+def _number(axes: Any, lines: Any, taken: Sequence[Any]) -> None:
+    """The value of each line on the middlemost of its places that nothing else covers."""
+    places = []
+    for path in lines.get_paths():
+        corners = [corner for polygon in path.to_polygons(closed_only=False) for corner in _between(polygon)]
+        pixels = axes.transData.transform(corners) if corners else []
+        free = [
+            corner
+            for corner, pixel in zip(corners, pixels, strict=True)
+            if axes.bbox.padded(-_ROOM).contains(*pixel) and not any(box.overlaps(_around(pixel)) for box in taken)
+        ]
+        if free:
+            places.append(free[len(free) // 2])
+    if places:
+        axes.clabel(lines, fmt=lambda v: f"{v:.0f}", fontsize=8, manual=places)
+
+
+def _between(corners: Any) -> Iterator[tuple[float, float]]:
+    """Points along a line: those of ``corners`` are few."""
+    for (x, y), (to_x, to_y) in pairwise(corners):
+        for part in range(_PARTS):
+            yield x + (to_x - x) * part / _PARTS, y + (to_y - y) * part / _PARTS
+
+
+def _around(pixel: Any) -> Any:
+    """A box about a point that a number of four digits or a marker takes."""
+    from matplotlib.transforms import Bbox
+
+    return Bbox.from_bounds(pixel[0] - _ROOM, pixel[1] - _ROOM, 2 * _ROOM, 2 * _ROOM)
+
+
+def _covered(box: Any, taken: Sequence[Any], whole: Any) -> float:
+    """Area of ``box`` that lies over others or outside of ``whole``."""
+    from matplotlib.transforms import Bbox
+
+    def shared(other: Any) -> float:
+        common = Bbox.intersection(box, other)
+        return common.width * common.height if common is not None else 0.0
+
+    covered: float = sum(map(shared, taken)) + box.width * box.height - shared(whole)
+    return covered

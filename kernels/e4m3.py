@@ -11,7 +11,6 @@ import math
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import register_flop_formula
 
 from tilecast.kernels import registry
 from tilecast.kernels.errors import (
@@ -24,8 +23,8 @@ from tilecast.kernels.errors import (
 )
 from tilecast.kernels.fallback import sdpa_attention
 from tilecast.kernels.flops import attention_flops
+from tilecast.kernels.registration import register
 from tilecast.kernels.selection import (
-    OPERATOR_TAGS,
     Known,
     empty_output,
     find_kernels,
@@ -122,16 +121,21 @@ def _mask(q: Any, k: Any, left: int, right: int) -> tuple[str, int, int]:
 # --- the operator -----------------------------------------------------------------------------------------------------
 
 
+def _check(q: Any, k: Any, v: Any, factors: tuple[Any, Any, Any], scale: float | None, left: int, right: int) -> None:
+    """AttentionError for what is no problem of attention, UnsupportedError for one that no kernel runs."""
+    check_ranks(q, k, v)
+    check_agreement(q, k, v)
+    check_factors(q, k, factors)
+    if refused := refusal(q, k, v, scale, left, right):
+        raise UnsupportedError(refused)
+
+
 def _run(
     q: Any, k: Any, v: Any, q_descale: Any, k_descale: Any, v_descale: Any, scale: float | None, left: int, right: int,
     return_lse: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
     """The operator on a device.  A schema has no optional outputs: lse is of size 0 when not asked for."""
-    check_ranks(q, k, v)
-    check_agreement(q, k, v)
-    check_factors(q, k, (q_descale, k_descale, v_descale))
-    if refused := refusal(q, k, v, scale, left, right):
-        raise UnsupportedError(refused)
+    _check(q, k, v, (q_descale, k_descale, v_descale), scale, left, right)
     head_dim, seqlen_q = q.shape[3], q.shape[2]
     mask, left, right = _mask(q, k, left, right)
     kernels = _kernels.get((q.get_device(), q.dtype, head_dim, v.shape[3], mask))
@@ -174,11 +178,7 @@ def _fake(
     return_lse: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
     """Shapes, strides and refusals of the operator, without a device."""
-    check_ranks(q, k, v)
-    check_agreement(q, k, v)
-    check_factors(q, k, (q_descale, k_descale, v_descale))
-    if refused := refusal(q, k, v, scale, left, right):
-        raise UnsupportedError(refused)
+    _check(q, k, v, (q_descale, k_descale, v_descale), scale, left, right)
     return _outputs(q, v, return_lse)
 
 
@@ -189,21 +189,10 @@ def _flops(
     return attention_flops(q_shape, k_shape, v_shape, scale, left, right)
 
 
-def _register() -> tuple[Any, Any]:
-    library = torch.library.Library("tilecast", "FRAGMENT")
-    library.define(
-        "attention_e4m3_forward(Tensor q, Tensor k, Tensor v, Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, "
-        "float? scale, SymInt window_left, SymInt window_right, bool return_lse) -> (Tensor, Tensor)",
-        tags=OPERATOR_TAGS,
-    )
-    operator = torch.ops.tilecast.attention_e4m3_forward
-    library.impl("attention_e4m3_forward", _run, "CUDA")
-    # No kernel runs there; registered so that a direct call says so in our words.
-    library.impl("attention_e4m3_forward", _run, "CPU")
-    torch.library.register_fake("tilecast::attention_e4m3_forward", _fake, lib=library)
-    register_flop_formula(operator)(_flops)
-    return library, operator.default
-
-
-# The registrations live as long as the library object.
-_library, _operator = _register()
+_library, _operator = register(
+    "attention_e4m3_forward(Tensor q, Tensor k, Tensor v, Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, "
+    "float? scale, SymInt window_left, SymInt window_right, bool return_lse) -> (Tensor, Tensor)",
+    _run,
+    _fake,
+    flops=_flops,
+)

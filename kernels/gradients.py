@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import register_flop_formula
 
 from tilecast.kernels import registry
 from tilecast.kernels.again import Memory, facts_of, watched
 from tilecast.kernels.errors import NO_DOUBLE_BACKWARD, NO_LSE, UnsupportedError, check_agreement, check_ranks
 from tilecast.kernels.flops import attention_backward_flops
-from tilecast.kernels.selection import OPERATOR_TAGS, Kernels, backward_kernels, empty_output, find_kernels, readable
+from tilecast.kernels.registration import register
+from tilecast.kernels.selection import Kernels, backward_kernels, empty_output, find_kernels, readable
 
 _tensor, _empty_strided = torch.Tensor, torch.empty_strided
 _grad_enabled = torch.is_grad_enabled
@@ -148,9 +148,7 @@ def backward_into(
         kernels[-1][2:4],
     )
     asked = q, k, v, out, lse, dout, dlse
-    read = (
-        *map(readable, asked[:4]), lse.contiguous(), readable(dout), None if dlse is None else dlse.contiguous()
-    )  # fmt: skip
+    read = (*map(readable, asked[:4]), lse.contiguous(), readable(dout), None if dlse is None else dlse.contiguous())
     arguments = (
         *read[:6], dq, dk, dv, 1.0 / math.sqrt(q.shape[3]) if scale is None else scale,
         *((left, right) if windowed else (-1, -1)), read[6],
@@ -180,22 +178,11 @@ def _refuse_double_backward(keys: Any, *arguments: Any) -> Any:
         return _operator.redispatch(below, *arguments)
 
 
-def _register() -> tuple[Any, Any]:
-    library = torch.library.Library("tilecast", "FRAGMENT")
-    library.define(
-        "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, float? scale, "
-        "SymInt window_left, SymInt window_right, bool deterministic=True) -> (Tensor, Tensor, Tensor)",
-        tags=OPERATOR_TAGS,
-    )
-    operator = torch.ops.tilecast.attention_backward
-    library.impl("attention_backward", _run, "CUDA")
-    # No kernel runs there; registered so that a direct call says so in our words.
-    library.impl("attention_backward", _run, "CPU")
-    library.impl("attention_backward", _refuse_double_backward, "Autograd", with_keyset=True)
-    torch.library.register_fake("tilecast::attention_backward", _fake, lib=library)
-    register_flop_formula(operator)(attention_backward_flops)
-    return library, operator.default
-
-
-# The registrations live as long as the library object.
-_library, _operator = _register()
+_library, _operator = register(
+    "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, float? scale, "
+    "SymInt window_left, SymInt window_right, bool deterministic=True) -> (Tensor, Tensor, Tensor)",
+    _run,
+    _fake,
+    flops=attention_backward_flops,
+)
+_library.impl("attention_backward", _refuse_double_backward, "Autograd", with_keyset=True)

@@ -30,23 +30,7 @@ def launcher(module: Any) -> Callable[..., None]:
     signature, the shapes and the refusals of the file's ``launch``: launch(q, k, v, out, lse, scale, window_left=-1,
     window_right=-1).  It keeps up to `MOST_PLANS` shapes and no tensor.
     """
-    plans: dict[Any, Any] = {}
-
-    def find(tensors: tuple[Any, ...], window_left: int, window_right: int) -> Any:
-        """The launch of a shape (`_plan`), made where it is not known."""
-        # All that compiled code, its arguments and the checks depend on, but addresses and scale.
-        key = (
-            tensors[0].device,
-            *[(t.dtype, t.shape, t.stride(), t.data_ptr() % 16) for t in tensors],
-            window_left,
-            window_right,
-        )
-        start = plans.get(key)
-        if start is None:
-            if len(plans) >= MOST_PLANS:
-                plans.clear()
-            start = plans[key] = _plan(module, tensors, window_left, window_right)
-        return start
+    find = _remembered(module, _plan)
 
     def launch(
         q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, window_left: int = -1, window_right: int = -1
@@ -84,6 +68,24 @@ def launcher(module: Any) -> Callable[..., None]:
     return launch
 
 
+def _remembered(module: Any, plan: Callable[..., Any]) -> Callable[..., Any]:
+    """``plan(module, tensors, *settings)`` as (tensors, *settings) -> what it gave for a shape, made where that is not known."""
+    plans: dict[Any, Any] = {}
+
+    def find(tensors: tuple[Any, ...], *settings: Any) -> Any:
+        # All that compiled code, its arguments and the checks depend on, but addresses and scale.
+        facts = [None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() % 16) for t in tensors]
+        key = (tensors[0].device, *facts, *settings)
+        found = plans.get(key)
+        if found is None:
+            if len(plans) >= MOST_PLANS:
+                plans.clear()
+            found = plans[key] = plan(module, tensors, *settings)
+        return found
+
+    return find
+
+
 def _in_base_2(scale: float) -> float:
     """The scale of scores whose powers are of 2; ValueError for one that kernels do not take."""
     if not 0.0 < scale <= 2.0e38:  # the row maximum is taken before scaling; times log2(e), 2e38 is still a float32
@@ -107,26 +109,9 @@ def backward_launcher(module: Any) -> Callable[..., None]:
     where it needs more than terms, and ``PIECES`` where terms are pieces that products add.  The result has the signature, the
     shapes and the refusals of the file's ``launch``; ``deterministic`` does nothing where every run has the same bits anyway.
     """
-    plans: dict[Any, Any] = {}
     workspaces = getattr(module, "workspaces", _nothing_more)
     any_order = hasattr(module, "ANY_ORDER_ABREAST")
-
-    def find(tensors: tuple[Any, ...], window_left: int, window_right: int, deterministic: bool) -> list[Start]:
-        """The launches of a shape (`_backward_steps`), made where they are not known."""
-        order = (deterministic,) if any_order else ()
-        key = (
-            tensors[0].device,
-            *[None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() % 16) for t in tensors],
-            window_left,
-            window_right,
-            *order,
-        )
-        steps = plans.get(key)
-        if steps is None:
-            if len(plans) >= MOST_PLANS:
-                plans.clear()
-            steps = plans[key] = _backward_steps(module, tensors, window_left, window_right, *order)
-        return steps
+    find = _remembered(module, _backward_steps)
 
     def launch(
         q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any, scale: float,
@@ -136,7 +121,7 @@ def backward_launcher(module: Any) -> Callable[..., None]:
         if terms is None:
             terms = lse.new_empty(terms_shape(module, q))
         tensors = (q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *workspaces(terms))
-        steps = find(tensors, window_left, window_right, deterministic)
+        steps = find(tensors, window_left, window_right, *([deterministic] if any_order else ()))
         for start in steps:
             start(*tensors, *scales)
         if not steps:
@@ -153,7 +138,7 @@ def backward_launcher(module: Any) -> Callable[..., None]:
         shape = terms_shape(module, q)
         terms = lse.new_empty(shape)
         tensors = q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *workspaces(terms)
-        steps = find(tensors, window_left, window_right, deterministic)
+        steps = find(tensors, window_left, window_right, *([deterministic] if any_order else ()))
 
         def again(*tensors: Any) -> None:
             terms = tensors[4].new_empty(shape)

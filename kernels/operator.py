@@ -13,7 +13,6 @@ from typing import Any, Literal, overload
 
 import torch
 from torch.autograd import forward_ad
-from torch.utils.flop_counter import register_flop_formula
 
 from tilecast.kernels import registry
 from tilecast.kernels.again import Memory, facts_of
@@ -32,8 +31,8 @@ from tilecast.kernels.errors import (
 from tilecast.kernels.fallback import sdpa_attention
 from tilecast.kernels.flops import attention_flops
 from tilecast.kernels.gradients import differentiable, gradients, keep_for_gradients
+from tilecast.kernels.registration import register
 from tilecast.kernels.selection import (
-    OPERATOR_TAGS,
     empty_output,
     find_kernels,
     forward_kernels,
@@ -366,24 +365,13 @@ def _fake(
     return empty_output(q, v.shape[3]), torch.empty(shape, dtype=torch.float32, device=q.device)
 
 
-def _register() -> tuple[Any, Any]:
-    library = torch.library.Library("tilecast", "FRAGMENT")
-    library.define(
-        "attention_forward(Tensor q, Tensor k, Tensor v, float? scale, SymInt window_left, SymInt window_right, "
-        "bool return_lse, bool deterministic=True) -> (Tensor, Tensor)",
-        tags=OPERATOR_TAGS,
-    )
-    operator = torch.ops.tilecast.attention_forward
-    library.impl("attention_forward", _run, "CUDA")
-    # No kernel runs there; registered so that a direct call says so in our words.
-    library.impl("attention_forward", _run, "CPU")
-    torch.library.register_autograd(
-        "tilecast::attention_forward", gradients, setup_context=keep_for_gradients, lib=library
-    )
-    torch.library.register_fake("tilecast::attention_forward", _fake, lib=library)
-    register_flop_formula(operator)(attention_flops)
-    return library, operator.default
-
-
-# The registrations live as long as the library object.
-_library, _operator = _register()
+_library, _operator = register(
+    "attention_forward(Tensor q, Tensor k, Tensor v, float? scale, SymInt window_left, SymInt window_right, "
+    "bool return_lse, bool deterministic=True) -> (Tensor, Tensor)",
+    _run,
+    _fake,
+    flops=attention_flops,
+)
+torch.library.register_autograd(
+    "tilecast::attention_forward", gradients, setup_context=keep_for_gradients, lib=_library
+)

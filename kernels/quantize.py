@@ -15,7 +15,8 @@ import torch
 from tilecast.kernels import registry
 from tilecast.kernels.e4m3 import E4M3
 from tilecast.kernels.errors import AttentionError, UnsupportedError, check_agreement, check_names, check_ranks
-from tilecast.kernels.selection import OPERATOR_TAGS, capability_of, empty_output, readable
+from tilecast.kernels.registration import register
+from tilecast.kernels.selection import capability_of, empty_output, readable
 from tilecast.kernels.starting import on_device
 
 LARGEST = 448.0
@@ -156,17 +157,9 @@ def _fake(q: Any, k: Any, v: Any, hadamard: bool, seed: int) -> tuple[Any, Any, 
     return made[0], made[1], made[2], torch.empty((3, *k.shape[:2]), dtype=torch.float32, device=q.device)
 
 
-def _register() -> tuple[Any, Any]:
-    library = torch.library.Library("tilecast", "FRAGMENT")
-    library.define(
-        "quantize_e4m3(Tensor q, Tensor k, Tensor v, bool hadamard, int seed) -> (Tensor, Tensor, Tensor, Tensor)",
-        tags=OPERATOR_TAGS,
-    )
-    library.impl("quantize_e4m3", _run, "CUDA")
-    library.impl("quantize_e4m3", _by_pytorch, "CPU")
-    torch.library.register_fake("tilecast::quantize_e4m3", _fake, lib=library)
-    return library, torch.ops.tilecast.quantize_e4m3.default
-
-
-# The registrations live as long as the library object.
-_library, _operator = _register()
+_library, _operator = register(
+    "quantize_e4m3(Tensor q, Tensor k, Tensor v, bool hadamard, int seed) -> (Tensor, Tensor, Tensor, Tensor)",
+    _run,
+    _fake,
+    on_cpu=_by_pytorch,
+)

@@ -14,10 +14,6 @@ from tilecast.kernels import registry
 from tilecast.kernels.errors import UnsupportedError, check_agreement, scale_refusal
 from tilecast.kernels.starting import on_device
 
-#: Tags of operators, those that this PyTorch has.  Exact strides: the output's memory order is q's, so a compiler may not choose another one.
-OPERATOR_TAGS = tuple(
-    getattr(torch.Tag, name) for name in ("pt2_compliant_tag", "needs_exact_strides") if hasattr(torch.Tag, name)
-)
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 #: Kernels of a problem: (device, dtype, head_dim_qk, head_dim_v, mask) -> (first seqlen_q, last seqlen_q, launch,
 #: whether it takes a window), best first.  The device is CUDA's index, -1 for the CPU.

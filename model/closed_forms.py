@@ -259,6 +259,10 @@ def demand_dict(machine: Machine, workload: Workload, tile_m: int = 128, tile_n:
     }
 
 
+#: Columns that a table keeps for closed forms.
+_LONGEST_FORM = 42
+
+
 def form_rows(forms: Iterable[ClosedForm], values: dict[str, float]) -> list[dict[str, Any]]:
     """Forms as plain values, each with its number."""
     return [
@@ -269,12 +273,17 @@ def form_rows(forms: Iterable[ClosedForm], values: dict[str, float]) -> list[dic
 
 def form_lines(title: str, rows: list[dict[str, Any]], width: int) -> list[str]:
     """A table of `form_rows`, in lines of ``width`` characters."""
-    name, form = (max(len(row[part]) for row in rows) for part in ("name", "expression"))
-    lines = [f"{title:<{name + 4}}{'cycles':>8}  {'closed form':<{min(form, 42)}}"]
+    name, longest = (max(len(row[part]) for row in rows) for part in ("name", "expression"))
+    form = min(longest, _LONGEST_FORM)
+    lines = [f"{title:<{name + 4}}{'cycles':>8}  closed form"]
     for row in rows:
         start = f"  {row['name']:<{name}}  {row['cycles']:>8.0f}  "
-        text = f"{start}{row['expression']:<{min(form, 42)}}  {row['meaning']}"
-        lines.append(folded(text, width, len(start) + 4))
+        hanging, text = len(start) + 4, f"{start}{row['expression']:<{form}}"
+        if len(row["expression"]) > form:
+            # What it means stands on a line of its own, below the others where that leaves room.
+            lines.append(folded(text, width, hanging))
+            text = " " * (len(start) + form if width - len(start) - form > 30 else hanging)
+        lines.append(folded(f"{text}  {row['meaning']}", width, hanging))
     return lines
 
 

@@ -15,12 +15,11 @@ import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sweep_backward import ROUNDS, WARMUP, Clock, Shape, Table, check, parse_shapes, peers, problem
+from sweep_backward import Clock, Shape, Table, check, in_turns, parse_shapes, peers, problem
 
 from tilecast.base.module_file import module_of
 
@@ -45,26 +44,6 @@ def fits(path: Path, shape: Shape) -> bool:
     return bool(
         (work["head_dim_qk"], work["head_dim_v"], work["mask"]) == (shape.head_dim, shape.head_dim_v, shape.mask)
     )
-
-
-def in_turns(runs: list[Callable[[], object]], evict: Any) -> list[list[float]]:
-    """Milliseconds of each, ascending: a round times all of them, and L2 is evicted before each."""
-    import torch
-
-    for run in runs:
-        for _ in range(WARMUP):
-            run()
-    events: list[list[tuple[Any, Any]]] = [[] for _ in runs]
-    for _ in range(ROUNDS):
-        for run, found in zip(runs, events, strict=True):
-            evict.zero_()
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            run()
-            end.record()
-            found.append((begin, end))
-    torch.cuda.synchronize()
-    return [sorted(begin.elapsed_time(end) for begin, end in found) for found in events]
 
 
 def compare(

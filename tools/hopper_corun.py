@@ -133,7 +133,7 @@ def main(path: str) -> None:
             subprocess.run(
                 ["nvcc", "-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", str(file), "-o", str(binary)],
                 check=True,
-            )  # fmt: skip
+            )
             text = subprocess.run([str(binary)], capture_output=True, text=True, check=True).stdout
         for line in text.splitlines():
             print(line, flush=True)

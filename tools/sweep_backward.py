@@ -36,7 +36,7 @@ from typing import Any
 
 from tilecast.base.module_file import module_of
 
-DEFAULT = "64:none:4096,64:causal:4096,64:causal:16384,128:none:4096,128:causal:4096,128:causal:16384,256:none:4096,256:causal:4096,192/128:causal:4096,96:causal:4096"  # fmt: skip
+DEFAULT = "64:none:4096,64:causal:4096,64:causal:16384,128:none:4096,128:causal:4096,128:causal:16384,256:none:4096,256:causal:4096,192/128:causal:4096,96:causal:4096"
 TOKENS, HIDDEN, ROUNDS, WARMUP = 16384, 2048, 7, 3
 FIELDS = ("gpu", "date", "driver", "torch", "triton", "head_dim", "head_dim_v", "mask", "batch", "heads", "seqlen", "kernel",
           "knobs", "ms", "ms_low", "ms_high", "tflops", "registers", "spilled", "sm_clock_mhz", "rounds", "note")  # fmt: skip
@@ -218,22 +218,24 @@ class Clock:
         self._process.terminate()
 
 
-def measure(run: Callable[[], object], evict: Any) -> list[float]:
-    """Milliseconds of each round, ascending; L2 is evicted before each."""
+def in_turns(runs: list[Callable[[], object]], evict: Any) -> list[list[float]]:
+    """Milliseconds of each, ascending: a round times all of them, and L2 is evicted before each."""
     import torch
 
-    for _ in range(WARMUP):
-        run()
-    events = []
+    for run in runs:
+        for _ in range(WARMUP):
+            run()
+    events: list[list[tuple[Any, Any]]] = [[] for _ in runs]
     for _ in range(ROUNDS):
-        evict.zero_()
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        run()
-        end.record()
-        events.append((begin, end))
+        for run, found in zip(runs, events, strict=True):
+            evict.zero_()
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            run()
+            end.record()
+            found.append((begin, end))
     torch.cuda.synchronize()
-    return sorted(begin.elapsed_time(end) for begin, end in events)
+    return [sorted(begin.elapsed_time(end) for begin, end in found) for found in events]
 
 
 def problem(shape: Shape, group: int = 1) -> tuple[Any, ...]:
@@ -347,7 +349,7 @@ def sweep(shape: Shape, files: list[Path], wrong: dict[Path, str], table: Table,
 
     def timed(run: Callable[[], object]) -> dict[str, Any]:
         begin = time.monotonic()
-        times = measure(run, evict)
+        (times,) = in_turns([run], evict)
         return {"times": times, "clock": clock.between(begin, time.monotonic())}
 
     tensors = problem(shape)

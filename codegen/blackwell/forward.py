@@ -11,6 +11,7 @@ import textwrap
 from tilecast.codegen.blackwell import order as blackwell_order
 from tilecast.codegen.blackwell.forward_kernel import BlackwellKernel, KvRing, Piece
 from tilecast.codegen.blackwell.order import Rings
+from tilecast.codegen.masks import keys_seen
 from tilecast.model.families import build_pipeline, legality
 from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.fa4 import Fa4Variant
@@ -26,8 +27,8 @@ KERNEL = "attention"
 
 SCHEDULERS = ("grid", "persistent", "longest-first")
 
-#: Registers of a (softmax, other) thread by (CTA pair, causal, head_dim, 32 ex2 a clock): fa4.md (d), table of
-#: flash_fwd_sm100.py.  The correction role gets the rest of the file.
+#: Registers of a (softmax, other) thread by (CTA pair, causal, head_dim, 32 ex2 a clock): the table of
+#: flash_fwd_sm100.py (FA4C).  The correction role gets the rest of the file.
 _REGISTERS: dict[tuple[bool, bool, int, bool], tuple[int, int]] = {
     (True, False, 128, False): (176, 72),
     (False, True, 128, False): (192, 56),
@@ -49,17 +50,12 @@ _REGISTERS_BY_KEYS = (184, 72)  # ours: operand addresses of 256 wide heads need
 _REGISTER_FILE = 65536
 #: Columns of O that the correction role holds at a time.
 _O_COLUMNS = 16
-#: Periods of the emulation rule in flash_fwd_sm100.py (fa4.md (d)), and 4, which emulates everything.
+#: Periods of the emulation rule in flash_fwd_sm100.py (FA4C), and 4, which emulates everything.
 _EMULATION_PERIODS = (32, 16, 10, 8, 14, 4)
 #: ... when it rescales in every step, has the registers, and should therefore make few round trips.
 _O_COLUMNS_BRANCH_FREE, _REGISTERS_BRANCH_FREE = 32, 80
 #: Shared memory beside tiles, statistics and barriers: what the compiler takes for itself, read off compilations.
 _COMPILER_BYTES = 640
-_MASK_TEXT = {
-    "none": "Every query sees every key.",
-    "causal": "Query i sees keys up to i + seqlen_k - seqlen_q.",
-    "window": "Query i sees keys from window_left before to window_right after position i + seqlen_k - seqlen_q.",
-}
 
 
 def context(
@@ -151,7 +147,7 @@ def _title(workload: Workload) -> str:
 def _description(variant: Fa4Variant, workload: Workload) -> str:
     pair, by_keys = variant.cta_group == 2, variant.split == "k" and variant.softmax_tiles > 1
     tile = "256 query rows (128 in each of two CTAs that multiply together)" if pair else "128 query rows"
-    lines = [_MASK_TEXT[workload.mask]]
+    lines = [keys_seen(workload.mask)]
     if variant.softmax_tiles == 1:
         lines.append(f"A unit of work is {tile} of one head; one softmax group of four warps serves it.")
     elif by_keys:
@@ -183,7 +179,7 @@ def _description(variant: Fa4Variant, workload: Workload) -> str:
 def emulated_columns(variant: Fa4Variant) -> tuple[tuple[int, ...], ...]:
     """Per quarter of a row, the even columns whose pair of exponentials goes to the FMA pipe.
 
-    FlashAttention-4's rule (fa4.md (f)) where one of its settings gives the share: in quarters `start` to 2, element k
+    FlashAttention-4's rule (FA4C) where one of its settings gives the share: in quarters `start` to 2, element k
     is emulated when k mod freq >= freq - 4.  Other shares are spread evenly over the quarters but the last, which the
     tensor core waits for on its own; beyond three quarters of the exponentials it takes part as well.
     """

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tilecast.model.kernel.variants.fa4 import Fa4Variant
 from tilecast.model.kernel.verdict import VariantError
+from tilecast.model.pipeline.fa4 import STATISTICS_SLOT
 from tilecast.model.pipeline.graph import Pipeline, Role, Step
 
 
@@ -166,7 +167,7 @@ def stats_lag(pipeline: Pipeline, variant: Fa4Variant) -> tuple[int, ...]:
     """By how many steps the release of a statistics slot may lag behind, per softmax group."""
     lags = []
     for group in range(variant.softmax_tiles):
-        edge = next(e for e in pipeline.edges if e.dst == f"sum{group}" and e.why == "statistics slot")
+        edge = next(e for e in pipeline.edges if e.dst == f"sum{group}" and e.why == STATISTICS_SLOT)
         if not 0 <= edge.distance <= variant.stats_slots:
             raise VariantError(
                 f"blackwell_ws: statistics of tile {group} wait {edge.distance} steps back, more than the slots"
@@ -182,7 +183,7 @@ def correction_statements(pipeline: Pipeline, groups: int, by_keys: bool, persis
     """
     released = []
     for step in _role(pipeline, "correction").program:
-        edge = next(e for e in pipeline.edges if e.src == step.op and e.why == "statistics slot")
+        edge = next(e for e in pipeline.edges if e.src == step.op and e.why == STATISTICS_SLOT)
         released.append((pipeline.op(step.op).tile, pipeline.op(edge.dst).tile))
     if [group for group, _ in released] != list(range(groups)):
         raise VariantError("blackwell_ws: the correction role must serve the softmax groups in turn, first to last")

@@ -9,7 +9,8 @@ import textwrap
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tilecast.codegen.hopper.serving import HopperServingKernel
+from tilecast.codegen.hopper.serving import HopperServingKernel, knobs
+from tilecast.codegen.masks import SEEN_OF_SEQUENCE
 from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.blackwell_serving import ROWS, BlackwellServingVariant, tmem_columns
 from tilecast.model.kernel.workload import Workload
@@ -41,22 +42,7 @@ class BlackwellServingKernel(HopperServingKernel):
 
 def context(variant: BlackwellServingVariant, workload: Workload) -> BlackwellServingKernel:
     """The kernel of a legal variant."""
-    return BlackwellServingKernel(
-        title=_title(workload),
-        description=_description(variant),
-        head_dim_qk=workload.head_dim_qk,
-        head_dim_v=workload.head_dim_v,
-        tile_n=variant.tile_n,
-        kv_stages=variant.kv_stages,
-        split_keys=variant.split_keys,
-        split_keys_of_many=variant.split_keys_of_many,
-        many_heads=variant.many_heads,
-        whole_keys=variant.whole_keys,
-        most_splits=variant.most_splits,
-        most_items=variant.most_items,
-        merged=variant.merged,
-        planned=variant.planned,
-    )
+    return BlackwellServingKernel(_title(workload), _description(variant), **knobs(variant, workload))
 
 
 def _title(workload: Workload) -> str:
@@ -65,7 +51,7 @@ def _title(workload: Workload) -> str:
 
 def _description(variant: BlackwellServingVariant) -> str:
     lines = [
-        "Query i of a sequence sees keys from left before to right after position i + keys - queries.",
+        SEEN_OF_SEQUENCE,
         f"A load warp copies blocks of {variant.tile_n} keys into rings in shared memory, {variant.kv_stages} of K and of V ahead; a "
         f"warp issues the products of {ROWS} rows, the query heads of one key head for consecutive queries; a warpgroup with a row to a "
         "thread takes their scores from tensor memory and leaves P there; another one merges.",

@@ -178,14 +178,14 @@ def load_source(path: str | Path) -> ModuleType:
     if not callable(getattr(module, "launch", None)) or not isinstance(getattr(module, "TILECAST", None), dict):
         raise CompileError(
             f"{path}: expected a file written by 'tilecast generate' (TILECAST and launch), got neither; forecast and emulate take "
-            "anybody's with --call 'function(arguments)'"
+            "any other with --call 'function(arguments)'"
         )
     return module
 
 
 @contextmanager
 def _offline(capability: int, sms: int, found: list[Any], grids: list[tuple[int, ...]] | None = None) -> Iterator[None]:
-    """Inside, launching compiles and collects instead of running: kernels in ``found``, and, of anybody's code, ``grids``."""
+    """Inside, launching compiles and collects instead of running: kernels in ``found``, and, of code that is not ours, ``grids``."""
     import triton
     from triton.runtime.jit import JITFunction
 

@@ -1,4 +1,4 @@
-"""What a compiled kernel takes and executes: of our own, beside what its forecast says it does; of anybody's, its shape."""
+"""What a compiled kernel takes and executes: of our own, beside what its forecast says it does; of any other, its shape."""
 
 from __future__ import annotations
 

@@ -123,12 +123,11 @@ def _consumer(flow: Flow, entry: int, role: frozenset[int], mask: str, warpgroup
     return _stretches(flow, tile, named, warpgroups, mask != "none")
 
 
-def _hopper_consumers(flow: Flow, mask: str, variant: str, warps: int) -> list[tuple[Stretch, ...]]:
+def _hopper_consumers(flow: Flow, mask: str, variant: str, _warps: int) -> list[tuple[Stretch, ...]]:
     """Programs of the consumer warpgroups of a `hopper_ws` kernel: each is a role with its own copy of the code.
 
     Tiles that have to be done again are no consumer's: there the warps that multiply also copy.
     """
-    del warps
     warpgroups = int(parse_variant(variant).warpgroups)  # type: ignore[union-attr]
     roles = [
         (entry, blocks)
@@ -140,9 +139,8 @@ def _hopper_consumers(flow: Flow, mask: str, variant: str, warps: int) -> list[t
     return [_consumer(flow, entry, blocks, mask, warpgroups) for entry, blocks in roles]
 
 
-def _triton_consumers(flow: Flow, mask: str, variant: str, warps: int) -> list[tuple[Stretch, ...]]:
+def _triton_consumers(flow: Flow, mask: str, _variant: str, warps: int) -> list[tuple[Stretch, ...]]:
     """The program of a `triton` kernel, which all its warps run: the loops over whole and over masked blocks."""
-    del variant
     over_keys = flow.innermost(MATRIX)
     if not over_keys:
         raise CodeError("found no loop with wgmma: the simulator of compiled code knows kernels for Hopper only")

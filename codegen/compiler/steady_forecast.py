@@ -1,4 +1,4 @@
-"""`tilecast forecast FILE`: what the steady loop of anybody's warp-specialised kernel does on a machine, from its machine code."""
+"""`tilecast forecast FILE`: what the steady loop of any warp-specialised kernel does on a machine, from its machine code."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def forecast_launch(
     path: str, machine: Machine, run: Callable[[], object], kernel: str | None = None, iterations: str | None = None,
     per_sm: int | None = None,
 ) -> tuple[SteadyForecast, Launched]:  # fmt: skip
-    """The kernel that ``run``, code of anybody's file, launches, compiled for ``machine``; with ``iterations`` of a CTA its time.
+    """The kernel that ``run``, code of any Python file, launches, compiled for ``machine``; with ``iterations`` of a CTA its time.
 
     ``per_sm``: CTAs on an SM (default: as many as its registers, warps and shared memory leave room for).  Raises what `forecast_source` does.
     """

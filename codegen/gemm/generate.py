@@ -196,7 +196,7 @@ def _description(v: GemmVariant) -> str:
         how = (
             f"{copies} One more issues products into {v.accumulators} tile{'s' if v.accumulators == 2 else ''} of tensor memory; four warps "
             "add C and round" + (", while the next tile multiplies." if v.accumulators == 2 else ".")
-        )  # fmt: skip
+        )
     elif v.accumulators == 2:
         how = f"{copies} Two warpgroups take turns: one multiplies a tile while the other adds C to its last one and rounds."
     else:

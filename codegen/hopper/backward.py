@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from tilecast.codegen.gluon import in_lines
 from tilecast.codegen.host import SMS_STATEMENT, Host
+from tilecast.codegen.masks import keys_seen_and_masked
 from tilecast.codegen.pieces import Piece, pieces
+from tilecast.codegen.render import BEST_ALLOCATION
 from tilecast.codegen.row_terms import FOR_ROWS, RowTerms, strides
 from tilecast.model.kernel.variants import fa3_backward
 from tilecast.model.kernel.variants.fa3_backward import Fa3BackwardVariant
@@ -20,10 +22,6 @@ TEMPLATE = "hopper_backward.py.j2"
 TARGETS = ("sm_90a",)
 #: Registers a thread of the roles that only move data.
 _MOVERS = 24
-_MASK_TEXT = {
-    "none": "Every query sees every key; only the block of keys that reaches over the last one is masked.",
-    "causal": "Query i sees keys up to i + seqlen_k - seqlen_q; only blocks on that diagonal are masked.",
-}
 #: What the kernel of the products takes: (tensor, constant of its box's rows).
 _BOXES = (
     ("terms", "TILE_M"),
@@ -107,7 +105,7 @@ class HopperBackward(RowTerms):
     @property
     def register_option(self) -> str:
         """What asks for the best allocation, which Triton 3.9 does not: at head_dim 64, where K and V are held, it finds none better."""
-        return ', "ptx_options": "--regAllocOptLevel=4"' if self.head_dim > 64 else ""
+        return f", {BEST_ALLOCATION}" if self.head_dim > 64 else ""
 
     @property
     def padded(self) -> int:
@@ -270,7 +268,7 @@ def context(variant: Fa3BackwardVariant, workload: Workload) -> HopperBackward:
 
 def _description(variant: Fa3BackwardVariant, workload: Workload) -> str:
     lines = [
-        _MASK_TEXT[workload.mask],
+        keys_seen_and_masked(workload.mask),
         f"Programs of gradients have {fa3_backward.TILE_N} keys of one head and walk over {variant.tile_m} queries at a time, from the last",
         "to the first: a load warp copies Q, dO and two numbers of each row, two warpgroups of 64 keys compute S^T, dP^T and",
         "what dV and dK grow by, put dS into shared memory for each other and make a part of dQ each, and a last warp adds",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tilecast.codegen.gluon import in_lines
 from tilecast.codegen.host import Host
+from tilecast.codegen.masks import keys_seen_and_masked
 from tilecast.codegen.pieces import Piece, pieces
 from tilecast.codegen.row_terms import FOR_ROWS, RowTerms
 from tilecast.model.kernel.variants import fa3_backward_apart as family
@@ -19,10 +20,6 @@ from tilecast.model.kernel.workload import Workload
 TEMPLATE = "hopper_backward_apart.py.j2"
 #: Registers a thread of the roles that only move data.
 _MOVERS = 24
-_MASK_TEXT = {
-    "none": "Every query sees every key; only the tile of keys that reaches over the last one is masked.",
-    "causal": "Query i sees keys up to i + seqlen_k - seqlen_q; only tiles on that diagonal are masked.",
-}
 _SIZES = ("seqlen_q", "seqlen_k", "heads_q", "group", "key_blocks", "query_blocks", "heads", "padded")
 
 
@@ -116,7 +113,7 @@ def context(variant: Fa3BackwardApartVariant, workload: Workload) -> HopperBackw
 
 def _description(workload: Workload) -> str:
     lines = [
-        _MASK_TEXT[workload.mask],
+        keys_seen_and_masked(workload.mask, "tile"),
         f"Programs of key_gradients have {family.TILE} keys of one head and walk over {family.TILE} queries at a time, from the last to the",
         "first: one warpgroup computes S^T and P^T and adds to dV, the other computes dP^T, takes P^T from shared memory, makes",
         "dS^T and adds to dK; neither sum would fit beside the other in the registers of one.  Programs of query_gradients",

@@ -12,6 +12,7 @@ import textwrap
 from tilecast.codegen.exp2 import COEFFICIENTS, emulated_of_eight
 from tilecast.codegen.hopper.forward_form import WIDE, pieces
 from tilecast.codegen.hopper.forward_kernel import HopperKernel
+from tilecast.codegen.masks import titled_keys_seen
 from tilecast.model.families import build_pipeline
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
 from tilecast.model.kernel.workload import Workload
@@ -32,12 +33,6 @@ _RESCALE_TEXT = {
     "anchored": "Anchored softmax: the row maximum of the first blocks is the reference of all exponentials, so the steady "
     "state has neither a row maximum nor a rescale of O.  The sums of each block tell where a row outgrew its reference; in "
     "that block it takes the row's maximum, and O is rescaled, by the warps that have such rows.",
-}
-_MASK_TEXT = {
-    "none": "Every query sees every key.",
-    "causal": "Causal: query i sees keys up to i + seqlen_k - seqlen_q; only blocks on that diagonal are masked.",
-    "window": "Sliding window: query i sees keys from window_left before to window_right after position "
-    "i + seqlen_k - seqlen_q (-1: no limit); only blocks on the two edges of that band are masked.",
 }
 _DOCSTRING_WIDTH = 118
 
@@ -121,7 +116,7 @@ def _description(variant: Fa3Variant, workload: Workload) -> str:
         how.append("Warpgroups take turns at issuing matrix products, so that one's softmax runs under another's products.")  # fmt: skip
     if variant.emulated_share:
         how.append(f"A share of {variant.emulated_share:g} of the exponentials is a polynomial on the FMA pipe.")
-    how.append(_MASK_TEXT[workload.mask])
+    how.append(titled_keys_seen(workload.mask))
     aligned = "Queries and keys are aligned bottom right"
     how.append(f"{aligned}." if workload.mask == "none" else f"{aligned}; a query that sees no key gives zeros and a log-sum-exp of -inf.")  # fmt: skip
     how.append(

@@ -97,7 +97,7 @@ class HopperForm(GluonKernel):
     @property
     def in_words(self) -> bool:
         """Whether P becomes words of four bytes right behind its exponentials, and row maxima come from several chains: where two
-        warpgroups take all there is, nobody else fills the gaps; of three, with an eighth more time, others do (measured at head_dim 64)."""
+        warpgroups take all there is, no other fills the gaps; of three, with an eighth more time, the others do (measured at head_dim 64)."""
         return self.promoted and not self.overlap and self.warpgroups < 3
 
     @property

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilecast.codegen.hopper.serving import HopperServingKernel
+from tilecast.codegen.masks import SEEN_OF_SEQUENCE
 from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.hopper.mla import KEYS, HopperMlaVariant
 from tilecast.model.kernel.variants.hopper.serving import ROWS
@@ -89,7 +90,7 @@ def context(variant: HopperMlaVariant, workload: Workload) -> HopperMlaKernel:
 
 def _description(variant: HopperMlaVariant) -> str:
     lines = [
-        "Query i of a sequence sees keys from left before to right after position i + keys - queries.",
+        SEEN_OF_SEQUENCE,
         f"A load warp copies blocks of {KEYS} latent keys, {variant.kv_stages} at a time; a warpgroup makes the scores of {ROWS} rows "
         "and the left half of O, another one the right half, and a third one merges splits.",
         "Sequences of up to 4 queries are split, whatever else is in the batch, and the program that finishes a tile last merges its "

@@ -14,6 +14,7 @@ from tilecast.codegen.gluon import in_lines
 from tilecast.codegen.hopper.forward_form import WIDE, Piece
 from tilecast.codegen.hopper.forward_kernel import HopperKernel
 from tilecast.codegen.hopper.serving import FACTOR_STRIDES, FACTORS, POINTERS, STRIDES, own_copies
+from tilecast.codegen.masks import SEEN_OF_SEQUENCE
 from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.hopper.prefill import MOST_PARTS, SMS, HopperPrefillVariant, q_tiles
 from tilecast.model.kernel.variants.hopper.serving import PIECE, ROWS
@@ -213,7 +214,7 @@ def _pieces(width: int) -> tuple[Piece, ...]:
 
 def _description(variant: HopperPrefillVariant) -> str:
     lines = [
-        "Query i of a sequence sees keys from left before to right after position i + keys - queries.",
+        SEEN_OF_SEQUENCE,
         f"A load warp takes tiles, the next one that no program has, and copies Q and blocks of {variant.tile_n} keys into rings in shared "
         f"memory, {variant.kv_stages} of K and of V ahead; {variant.warpgroups} consumer warpgroup{'s' * (variant.warpgroups > 1)} of {ROWS} rows, queries of "
         "all heads that share a key head, read them.",

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilecast.codegen.gluon import in_lines
+from tilecast.codegen.masks import SEEN_OF_SEQUENCE
 from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.hopper.serving import (
     PIECE,
     Q_SLOTS_RUNS,
     ROWS,
     ROWS_E4M3,
-    HopperRunsE4m3Variant,
     HopperRunsVariant,
     HopperServingE4m3Variant,
     HopperServingVariant,
@@ -247,22 +247,21 @@ class HopperRunsE4m3Kernel(HopperRunsKernel):
 
 def context(variant: HopperServingVariant, workload: Workload) -> HopperServingKernel:
     """The kernel of a legal variant."""
-    return HopperServingKernel(_title(workload), _description(variant), **_knobs(variant, workload))
+    return HopperServingKernel(_title(workload), _description(variant), **knobs(variant, workload))
 
 
 def context_e4m3(variant: HopperServingE4m3Variant, workload: Workload) -> HopperServingE4m3Kernel:
     """The kernel of a legal variant for caches of e4m3."""
     title, description = _title(workload, "e4m3 caches, "), _description_e4m3(variant)
-    return HopperServingE4m3Kernel(title, description, **_knobs(variant, workload))
+    return HopperServingE4m3Kernel(title, description, **knobs(variant, workload))
 
 
 def context_runs(variant: HopperRunsVariant, workload: Workload) -> HopperRunsKernel:
     """The kernel of a legal variant that takes in runs of splits, from 16-bit caches or from caches of e4m3."""
-    narrow = isinstance(variant, HopperRunsE4m3Variant)
-    return (HopperRunsE4m3Kernel if narrow else HopperRunsKernel)(
-        _title(workload, "few rows, " + "e4m3 caches, " * narrow),
+    return (HopperRunsE4m3Kernel if variant.narrow else HopperRunsKernel)(
+        _title(workload, "few rows, " + "e4m3 caches, " * variant.narrow),
         _description_runs(variant),
-        **_knobs(variant, workload),
+        **knobs(variant, workload),
         resident=variant.programs,
         fold=variant.fold,
         dealt_stages=variant.dealt_stages,
@@ -270,7 +269,8 @@ def context_runs(variant: HopperRunsVariant, workload: Workload) -> HopperRunsKe
     )
 
 
-def _knobs(variant: HopperServingVariant, workload: Workload) -> dict[str, int]:
+def knobs(variant: HopperServingVariant, workload: Workload) -> dict[str, int]:
+    """What kernels of any such class read of their variant and heads."""
     return {
         "head_dim_qk": workload.head_dim_qk,
         "head_dim_v": workload.head_dim_v,
@@ -315,7 +315,7 @@ def _description_runs(variant: HopperRunsVariant) -> str:
     loading = (
         f"A program copies blocks of {variant.tile_n} keys into rings in shared memory, {variant.kv_stages} of K and of V ahead, "
         f"{variant.programs} programs to an SM; four warps own {ROWS_E4M3} rows, the query heads of one key head for consecutive queries, and take "
-        f"a fourth of a block's keys each{_WIDENED if isinstance(variant, HopperRunsE4m3Variant) else ''}.  Where there are more splits than that, an SM has one program, with {variant.dealt_stages} blocks ahead, which takes "
+        f"a fourth of a block's keys each{_WIDENED if variant.narrow else ''}.  Where there are more splits than that, an SM has one program, with {variant.dealt_stages} blocks ahead, which takes "
         "runs of a sequence's splits until there are none."
     )
     return _described(loading, ROWS_E4M3)
@@ -323,7 +323,7 @@ def _description_runs(variant: HopperRunsVariant) -> str:
 
 def _described(loading: str, rows: int = ROWS) -> str:
     lines = [
-        "Query i of a sequence sees keys from left before to right after position i + keys - queries.",
+        SEEN_OF_SEQUENCE,
         loading,
         f"Sequences of up to {rows} rows are split, whatever else is in the batch, and the program that finishes a tile last merges "
         "its splits in their order: what a sequence gets depends on it alone.  Runs on sm_90a with triton and torch alone.",

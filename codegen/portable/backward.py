@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tilecast.codegen.gluon import in_lines
 from tilecast.codegen.host import WINDOW_STATEMENTS, Host, box_loops
+from tilecast.codegen.masks import keys_seen_and_masked
 from tilecast.codegen.pieces import Piece, pieces
 from tilecast.codegen.row_terms import FOR_ROWS, STRIDE, RowTerms, strides
 from tilecast.model.kernel.header import dims_text
@@ -18,12 +19,6 @@ from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
 from tilecast.model.kernel.workload import Workload
 
 TEMPLATE = "triton_backward.py.j2"
-_MASK_TEXT = {
-    "none": "Every query sees every key; only the block of keys that reaches over the last one is masked.",
-    "causal": "Query i sees keys up to i + seqlen_k - seqlen_q; only blocks on that diagonal are masked.",
-    "window": "Query i sees keys from window_left before to window_right after position i + seqlen_k - seqlen_q; only blocks "
-    "on the two edges of that band are masked.",
-}
 #: Masks of the loop over queries: what `add_queries` takes (nothing: its blocks are never masked), and the condition.
 _KEY_SIDE = {
     "none": ("", ""),
@@ -219,9 +214,7 @@ class TritonBackward(RowTerms):
         """Statements that find the rows of a step."""
         if self._described_where_it_moves(tensors[0]):
             return []
-        return [
-            f"{x}_block = {x}{base} + tl.cast({place}, tl.int64) * stride_{STRIDE[x]}s * 8" for x in tensors
-        ]  # fmt: skip
+        return [f"{x}_block = {x}{base} + tl.cast({place}, tl.int64) * stride_{STRIDE[x]}s * 8" for x in tensors]
 
     def kv_statements(self, kernel: KeyKernel) -> tuple[str, ...]:
         """Statements that load K and V of a program of keys."""
@@ -435,7 +428,7 @@ def _description(variant: Fa2BackwardVariant, workload: Workload) -> str:
         keys = "programs of key_gradients keep dK, those of value_gradients dV"
     products = "eight" if variant.dkv_apart else "seven"
     lines = [
-        _MASK_TEXT[workload.mask],
+        keys_seen_and_masked(workload.mask),
         "No atomics: row_terms makes two numbers of each query row,",
         f"{keys} of {variant.dkv_tile_n} keys and walk over {variant.dkv_tile_m} queries at a time,",
         f"query_gradients keeps dQ of {variant.dq_tile_m} queries and walks over {variant.dq_tile_n} keys at a time.",

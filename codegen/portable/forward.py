@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tilecast.codegen.gluon import in_lines
 from tilecast.codegen.host import WINDOW_STATEMENTS, Descriptor, Host, box_loops
+from tilecast.codegen.masks import keys_seen
 from tilecast.codegen.pieces import InPieces, Piece, pieces
 from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.fa2 import LOADS, SMALLEST_DOT, Fa2Variant, needs_pipeline
@@ -18,11 +19,6 @@ from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
 TEMPLATE = "triton.py.j2"
-_MASK_TEXT = {
-    "none": "Every query sees every key.",
-    "causal": "Query i sees keys up to i + seqlen_k - seqlen_q.",
-    "window": "Query i sees keys from window_left before to window_right after position i + seqlen_k - seqlen_q.",
-}
 _BLOCK_TEXT = {
     "none": "Only the block that reaches over the last key is masked.",
     "causal": "Only blocks on the diagonal are masked.",
@@ -229,7 +225,7 @@ def _title(workload: Workload) -> str:
 
 def _description(variant: Fa2Variant, workload: Workload) -> str:
     lines = [
-        _MASK_TEXT[workload.mask],
+        keys_seen(workload.mask),
         f"A program owns {variant.tile_m} query rows of one head and takes in {variant.tile_n} keys at a time.",
         _BLOCK_TEXT[workload.mask],
     ]

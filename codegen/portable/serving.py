@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilecast.codegen.gluon import in_lines
+from tilecast.codegen.masks import SEEN_OF_SEQUENCE
 from tilecast.codegen.pieces import InPieces, Piece, pieces
 from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.serving import ServingVariant
@@ -327,7 +328,7 @@ def _title(workload: Workload) -> str:
 
 def _description(variant: ServingVariant) -> str:
     lines = [
-        "Query i of a sequence sees keys from left before to right after position i + keys - queries.",
+        SEEN_OF_SEQUENCE,
         f"A program owns {variant.tile_m} rows, the query heads of one key head for consecutive queries, and takes in "
         f"{variant.tile_n} keys at a time.",
         f"Sequences of up to {variant.tile_m} rows are split every {variant.split_keys} keys, whatever else is in the batch, "

@@ -30,7 +30,7 @@ _LAUNCH = "native/launch.c"
 #: Of the Hub's versions, which count up where callers must change.
 _VERSION = 1
 _IMPORT = re.compile(r"^(\s*)from tilecast\.kernels((?:\.\w+)*) import ", re.MULTILINE)
-_NAMESPACE = re.compile(r'(Library\(")tilecast(?=")|(torch\.ops\.)tilecast(?=\.)|(")tilecast(?=::)')
+_NAMESPACE = re.compile(r'(Library\(")tilecast(?=")|(torch\.ops\.)tilecast\b|(")tilecast(?=::)')
 
 
 class HubError(RuntimeError):

@@ -20,6 +20,7 @@ from tilecast.codegen.compiler.compile import CompileError
 from tilecast.codegen.compiler.kept import FOLDER, kept_profile
 from tilecast.codegen.compiler.profile import compiler_name
 from tilecast.codegen.generate import generate
+from tilecast.codegen.render import BEST_ALLOCATION
 from tilecast.codegen.shipping.ship import read_e4m3_list, read_list
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.compiled.loops.shelf import (
@@ -41,8 +42,6 @@ from tilecast.model.search.best import search_space
 from tilecast.model.search.rank import rank
 
 MACHINE = "h200-sxm"
-#: What kernels ask the assembler for that are short of registers.
-BEST_ALLOCATION = "--regAllocOptLevel=4"
 #: (dtype, head dimensions, mask) that kernels are generated for: all masks in 16 bits, no windows in e4m3.
 MASKS = ("none", "causal", "window")
 SERVED = (
@@ -111,7 +110,7 @@ def source_hash(work: Workload, variant: Variant) -> str:
 def compiled_text(source: str) -> str:
     """Constants of a Gluon file and the functions that Gluon compiles: without header, imports, the host side, and the option that
     makes later releases allocate registers as the oldest, which compiles the loops, does of itself (a test compiles both)."""
-    source = without_header(source).replace(f', "ptx_options": "{BEST_ALLOCATION}"', "")
+    source = without_header(source).replace(f", {BEST_ALLOCATION}", "")
     lines, kept = source.splitlines(), []
     for node in ast.parse(source).body:
         marks = node.decorator_list if isinstance(node, ast.FunctionDef) else []

@@ -13,7 +13,7 @@ from typing import Any
 from tilecast.base.progress import Progress, silent
 from tilecast.explore.review.content.assumptions import assumptions, machine_digest
 from tilecast.explore.review.content.considered import binding_name, considered, workload_options
-from tilecast.explore.review.content.content import Provenance, Regime, Side, Step, Tornado
+from tilecast.explore.review.content.content import Provenance, Regime, Side, Tornado
 from tilecast.explore.review.content.judgement import Evidence, peak_share, question, risks, verdict
 from tilecast.explore.review.content.reviewed import Comparison, Reviewed, as_change
 from tilecast.explore.review.content.roofline import ceilings
@@ -89,7 +89,7 @@ def report(
     return Review(
         title=f"{chip.title}: {asked_pass.words}{workload.label()}", asked_pass=asked_pass.name, machine=chip.title, workload=workload.label(),
         question=question(p, change), verdict=verdict(found), regimes=_regimes(r, p, level), kernel=" and ".join(k.pipeline.name for k in p.kernels),
-        variant=variant_text(p.variant), binding=bound, peak_share=peak_share(p), waterfall=_waterfall(p),
+        variant=variant_text(p.variant), binding=bound, peak_share=peak_share(p), waterfall=p.waterfall,
         ceilings=tuple(found.ceilings), timeline=timeline(first, _title(first.name, not rest)),
         other_timelines=tuple(timeline(k, _title(k.name, False)) for k in rest), launches=r.launches(p), tornado=found.tornado,
         map=drawn, variants=found.variants,
@@ -123,10 +123,6 @@ def _regime(p: Explained) -> Regime:
     return Regime(p.regime, p.time_ms, p.tflops, low, high, p.clock.mhz, reason)
 
 
-def _waterfall(p: Explained) -> tuple[Step, ...]:
-    return tuple(Step(w.cause, w.cycles, w.share) for w in p.waterfall)
-
-
 def _tornado(r: Reviewed, p: Explained, clock: str | float, level: Compiler | None) -> Tornado:
     rows = r.sensitivities(p.workload, p.machine, p.variant, clock, _STEP, level)
     points = break_evens(p.workload, p.machine, p.variant, clock=clock, compiler=level, asked_pass=r.asked)
@@ -155,7 +151,7 @@ def _map(
 
 def _side(p: Explained, title: str) -> Side:
     return Side(
-        title, p.time_ms, p.tflops, p.clock.mhz, binding_name(p), variant_text(p.variant), _waterfall(p), timeline(p.main, title)
+        title, p.time_ms, p.tflops, p.clock.mhz, binding_name(p), variant_text(p.variant), p.waterfall, timeline(p.main, title)
     )  # fmt: skip
 
 

@@ -65,9 +65,8 @@ def candidates(
     """Kernels for a problem on a device named ``gpu``, best first, down to the first that takes any strides."""
     known = shipped_gemm() if entries is None else entries
     fitting = [
-        e for e in known
-        if e.runs_on(capability) and c_bytes <= e.c_bytes and e.k_min <= k <= e.k_max and e.gpu in gpu
-    ]  # fmt: skip
+        e for e in known if e.runs_on(capability) and c_bytes <= e.c_bytes and e.k_min <= k <= e.k_max and e.gpu in gpu
+    ]
     fitting.sort(key=lambda e: (-e.preference, e.c_bytes, e.module))
     last = next((i for i, e in enumerate(fitting) if e.any_strides), len(fitting) - 1)
     return tuple(fitting[: last + 1])

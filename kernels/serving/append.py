@@ -16,7 +16,7 @@ from tilecast.kernels import registry
 from tilecast.kernels.again import watched
 from tilecast.kernels.errors import AttentionError, UnsupportedError
 from tilecast.kernels.launching import MOST_PLANS
-from tilecast.kernels.selection import OPERATOR_TAGS
+from tilecast.kernels.registration import register
 from tilecast.kernels.serving.checks import check_appended_values, check_list, check_new
 from tilecast.kernels.starting import on_device, starter, takes_of, told_apart
 
@@ -177,20 +177,10 @@ def _fake(q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any, cu_q: Any, cu_new:
     return turned, torch.empty(used.shape, dtype=torch.int32, device=used.device)
 
 
-def _register() -> tuple[Any, Any]:
-    library = torch.library.Library("tilecast", "FRAGMENT")
-    library.define(
-        "attention_append(Tensor? q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? cu_seqlens_q, "
-        "Tensor? cu_seqlens_k_new, Tensor cache_seqlens, Tensor? block_table, Tensor? cache_batch_idx, Tensor? k_descale, "
-        "Tensor? v_descale, Tensor? rotary_cos, Tensor? rotary_sin, bool interleaved, bool follows) -> (Tensor, Tensor)",
-        tags=OPERATOR_TAGS,
-    )
-    library.impl("attention_append", _run, "CUDA")
-    # No kernel runs there but in Triton's interpreter; callers have been refused before.
-    library.impl("attention_append", _run, "CPU")
-    torch.library.register_fake("tilecast::attention_append", _fake, lib=library)
-    return library, torch.ops.tilecast.attention_append.default
-
-
-# The registrations live as long as the library object.
-_library, _operator = _register()
+_library, _operator = register(
+    "attention_append(Tensor? q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? cu_seqlens_q, "
+    "Tensor? cu_seqlens_k_new, Tensor cache_seqlens, Tensor? block_table, Tensor? cache_batch_idx, Tensor? k_descale, "
+    "Tensor? v_descale, Tensor? rotary_cos, Tensor? rotary_sin, bool interleaved, bool follows) -> (Tensor, Tensor)",
+    _run,
+    _fake,
+)

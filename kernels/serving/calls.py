@@ -244,9 +244,7 @@ def attention_varlen(
         for name, given in (("k_descale", k_descale), ("v_descale", v_descale))
     ]
     lists = (cu_seqlens_q, cu_seqlens_k, seqused_k, None, None, sinks, *scales)
-    return _call(
-        q, k, v, lists, max_seqlen_q, max_seqlen_k, causal, window, scale, softcap, return_lse, check, key
-    )  # fmt: skip
+    return _call(q, k, v, lists, max_seqlen_q, max_seqlen_k, causal, window, scale, softcap, return_lse, check, key)
 
 
 def _call(

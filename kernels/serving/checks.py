@@ -43,7 +43,7 @@ def check_tensors(q: Any, k: Any, v: Any, queries: str, keys: str) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         strides, unit = tensor.stride(), 16 if narrow and name != "q" else 8
         if strides[-1] != 1 or any(n % unit for n in strides[:-1]):
-            # Caches are not copied behind anybody's back.
+            # Caches are not copied unasked.
             raise AttentionError(
                 f"{name}: expected a last stride of 1 and other strides in multiples of {unit}, got {strides}; "
                 "store it contiguous"

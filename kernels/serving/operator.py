@@ -17,7 +17,8 @@ import torch
 from tilecast.kernels import registry
 from tilecast.kernels.again import watched
 from tilecast.kernels.errors import UnsupportedError, scale_refusal
-from tilecast.kernels.selection import DTYPE_NAMES, OPERATOR_TAGS, capability_of
+from tilecast.kernels.registration import register
+from tilecast.kernels.selection import DTYPE_NAMES, capability_of
 from tilecast.kernels.serving.launching import Counters, Launcher
 from tilecast.kernels.starting import on_device
 
@@ -267,20 +268,10 @@ def _fake(
     return _empty(q, v, return_lse)
 
 
-def _register() -> tuple[Any, Any]:
-    library = torch.library.Library("tilecast", "FRAGMENT")
-    library.define(
-        "attention_serving(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, "
-        "Tensor? block_table, Tensor? cache_batch_idx, Tensor? sinks, Tensor? k_descale, Tensor? v_descale, "
-        "SymInt max_seqlen_q, SymInt max_seqlen_k, float? scale, float softcap, SymInt window_left, SymInt window_right, bool return_lse) -> (Tensor, Tensor)",
-        tags=OPERATOR_TAGS,
-    )
-    library.impl("attention_serving", _run, "CUDA")
-    # No kernel runs there; registered so that a direct call says so in our words.
-    library.impl("attention_serving", _run, "CPU")
-    torch.library.register_fake("tilecast::attention_serving", _fake, lib=library)
-    return library, torch.ops.tilecast.attention_serving.default
-
-
-# The registrations live as long as the library object.
-_library, _operator = _register()
+_library, _operator = register(
+    "attention_serving(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, "
+    "Tensor? block_table, Tensor? cache_batch_idx, Tensor? sinks, Tensor? k_descale, Tensor? v_descale, "
+    "SymInt max_seqlen_q, SymInt max_seqlen_k, float? scale, float softcap, SymInt window_left, SymInt window_right, bool return_lse) -> (Tensor, Tensor)",
+    _run,
+    _fake,
+)

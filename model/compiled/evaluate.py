@@ -7,6 +7,8 @@ take around it, masked blocks included, stays what it was before compilation.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -58,11 +60,18 @@ def evaluate_compiled(
     if made.code is None and made.roles is None:
         raise PredictError(f"no simulator follows {variant.family} kernels for {made.target}: use --level fluid")
     before = evaluate(workload, machine, variant, clock)
-    try:
+    with followed_on(machine):
         if made.code is not None:
             return _whole_tiles(made.code, workload, machine, clock, before)
         assert made.roles is not None
         return evaluate_loop(made.roles, workload, machine, variant, clock)
+
+
+@contextmanager
+def followed_on(machine: Machine) -> Iterator[None]:
+    """PredictError, which names the level before compilation, for machine code that cannot be followed on ``machine``."""
+    try:
+        yield
     except MachineError as error:
         raise PredictError(
             f"{machine.name} is not known well enough to follow machine code: {error}: use --level fluid"

@@ -8,7 +8,7 @@ fact and end.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -31,6 +31,8 @@ _LAUNCH = (
 _CLOCK = ("chip.tdp_w", "mufu.ex2_per_clk", "fma.lanes", "alu.lanes")
 #: Relative changes below this are rounding.
 _NOTHING = 1e-9
+#: (fact, "low" or "high", TFLOP/s there).
+Move = tuple[str, str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +57,27 @@ def fact_effects(
     workload: Workload, machine: Machine, variant: Variant, clock: str | float, answer: Evaluation
 ) -> tuple[FactEffect, ...]:
     """Every fact with a range that moves the forecast ``answer``, the widest effect first."""
+    return effects_of(_moves(workload, machine, variant, clock, answer), answer.tflops)
+
+
+def effects_of(moves: Iterable[Move], tflops: float) -> tuple[FactEffect, ...]:
+    """The effects on a forecast of ``tflops``, the widest first, without those that are nothing."""
     found: dict[str, dict[str, float]] = {}
-    for name, end, tflops in _moves(workload, machine, variant, clock, answer):
-        if abs(tflops / answer.tflops - 1.0) > _NOTHING:
-            found.setdefault(name, {})[end] = tflops
+    for name, end, there in moves:
+        if abs(there / tflops - 1.0) > _NOTHING:
+            found.setdefault(name, {})[end] = there
     effects = [FactEffect(name, ends.get("low"), ends.get("high")) for name, ends in found.items()]
-    return tuple(sorted(effects, key=lambda effect: -effect.largest(answer.tflops)))
+    return tuple(sorted(effects, key=lambda effect: -effect.largest(tflops)))
+
+
+def moves_of(ends: Iterable[tuple[str, str, Machine]], tflops_on: Callable[[Machine], float]) -> Iterator[Move]:
+    """The forecast at each of ``ends``, where a clock keeps within the limit there."""
+    for name, end, moved in ends:
+        try:
+            there = tflops_on(moved)
+        except PredictError:
+            continue
+        yield name, end, there
 
 
 def interval(tflops: float, effects: tuple[FactEffect, ...]) -> tuple[float, float]:
@@ -75,8 +92,8 @@ def interval(tflops: float, effects: tuple[FactEffect, ...]) -> tuple[float, flo
 
 def _moves(
     workload: Workload, machine: Machine, variant: Variant, clock: str | float, answer: Evaluation
-) -> Iterator[tuple[str, str, float]]:
-    """(fact, "low" or "high", TFLOP/s there) of every end that a forecast may read."""
+) -> Iterator[Move]:
+    """Every end that a forecast may read."""
     shape = loop_shape(workload)
     fused = family_of(variant).fused
     loops = _moved_loops(shape, variant, machine) if fused else {}

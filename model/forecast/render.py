@@ -312,7 +312,7 @@ def as_html(p: Forecast) -> str:
     inside = [waits] if p.critical and p.binding.kind not in OUTSIDE_LOOP else []
     return "".join(
         (answer, *map(_paragraph, (f"{_interval(p)}.", kernel, *p.notes, *warning, *why)), *inside, units, steps)
-    )  # fmt: skip
+    )
 
 
 def _paragraph(sentence: str) -> str:

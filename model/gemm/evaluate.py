@@ -15,7 +15,7 @@ from tilecast.model.chip.power import Activity, Clock
 from tilecast.model.compiled.units.fetch import far_cycles
 from tilecast.model.gemm.code import CodeCycles
 from tilecast.model.gemm.families import legality
-from tilecast.model.gemm.pipeline import MOST_STEPS, GemmPipeline, build
+from tilecast.model.gemm.pipeline.build import MOST_STEPS, GemmPipeline, build
 from tilecast.model.gemm.traffic import l2_rates, memory_bytes
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.gemm.workload import Gemm

@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from tilecast.model.chip.evaluate import PredictError, check_clock
-from tilecast.model.compiled.code import CodeError
+from tilecast.model.compiled.evaluate import followed_on
 from tilecast.model.forecast.answer import WaterfallStep
 from tilecast.model.forecast.binding import POWER_BOUND
-from tilecast.model.forecast.interval import FactEffect, fact_ends
+from tilecast.model.forecast.interval import FactEffect, effects_of, fact_ends, moves_of
 from tilecast.model.forecast.interval import interval as fact_interval
 from tilecast.model.gemm.answer import BufferGain, GemmForecast
 from tilecast.model.gemm.code import GemmCode, code_cycles
 from tilecast.model.gemm.evaluate import GemmRun, evaluate_gemm, executed_flop, refuse
 from tilecast.model.gemm.families import find_gemm_family, legality, native_gemm_family, writable
-from tilecast.model.gemm.pipeline import build
+from tilecast.model.gemm.pipeline.build import build
 from tilecast.model.gemm.render import as_dict, as_text
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.gemm.workload import Gemm
-from tilecast.model.machine.machine import Machine, MachineError, load_machine
+from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.model.sm.bounds import bounds
 from tilecast.model.sm.simulate import critical_recurrence
 
@@ -29,9 +29,8 @@ _UNIT_BOUND = 1.02
 _MEMORY_BOUND = 0.95
 #: k at which the second accumulator is looked at.
 GAIN_KS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
-#: The rate at which copies come that neighbours make at the same time; relative changes that are rounding.
+#: The rate at which copies come that neighbours make at the same time.
 _TOGETHER = "l2.bytes_per_clk_per_sm_lockstep"
-_NOTHING = 1e-9
 _UNIT_NAMES = {"tma": "copies into shared memory"}
 #: What makes machine code of a variant.
 Compiler = Callable[[Gemm, Machine, GemmVariant], GemmCode]
@@ -79,14 +78,8 @@ def forecast_gemm(
 
 
 def _compiled(made: GemmCode, gemm: Gemm, variant: GemmVariant, machine: Machine, clock: str | float) -> GemmRun:
-    try:
+    with followed_on(machine):
         return evaluate_gemm(gemm, variant, machine, clock, code_cycles(made.roles, variant, machine))
-    except MachineError as error:
-        raise PredictError(
-            f"{machine.name} is not known well enough to follow machine code: {error}: use --level fluid"
-        ) from None
-    except CodeError as error:
-        raise PredictError(f"the machine code of this kernel cannot be followed: {error}: use --level fluid") from None
 
 
 def _fact_effects(gemm: Gemm, machine: Machine, variant: GemmVariant, clock: str | float, tflops: float) -> tuple[FactEffect, ...]:  # fmt: skip
@@ -97,16 +90,7 @@ def _fact_effects(gemm: Gemm, machine: Machine, variant: GemmVariant, clock: str
     ends = [*fact_ends(machine)]
     if machine.has(_TOGETHER):
         ends.append((_TOGETHER, "low", machine.with_facts({_TOGETHER: machine["l2.bytes_per_clk_per_sm"]})))
-    found: dict[str, dict[str, float]] = {}
-    for name, end, moved in ends:
-        try:
-            there = evaluate_gemm(gemm, variant, moved, clock).tflops
-        except PredictError:
-            continue  # no clock keeps within the limit there
-        if abs(there / tflops - 1.0) > _NOTHING:
-            found.setdefault(name, {})[end] = there
-    effects = [FactEffect(name, sides.get("low"), sides.get("high")) for name, sides in found.items()]
-    return tuple(sorted(effects, key=lambda effect: -effect.largest(tflops)))
+    return effects_of(moves_of(ends, lambda moved: evaluate_gemm(gemm, variant, moved, clock).tflops), tflops)
 
 
 def best_gemm(gemm: Gemm, machine: Machine, family: str, clock: str | float, accumulators: int | None = None, *, written: bool = False) -> tuple[GemmVariant, str]:  # fmt: skip

@@ -101,10 +101,6 @@ def _build(workload: Workload, variant: Fa2Variant, machine: Machine, ctas: int)
         legacy_matrix_path=machine.tensor_kind == "tcgen05",
         restart_cycles=kind(workload, variant, machine, 0, rows).restart_cycles() / ctas,
         mask_demand=tuple((f"max{s}", masked) for s in range(streams)),
-        facts_used=(
-            "tensor.mma_latency_cycles",
-            common.packing_fact(workload),
-        ),
     )
 
 

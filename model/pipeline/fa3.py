@@ -107,7 +107,6 @@ def _build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipelin
         edge_read_bytes=rows * workload.head_dim_qk * size, edge_write_bytes=o * 2.0,
         tiles_overlap=False, query_ahead=variant.q_stages > 1,
         mask_demand=tuple((_first_step(workload, variant, machine, g), _mask_work(workload, variant, machine)) for g in groups),
-        facts_used=("regs.mma_share", "tensor.mma_latency_cycles", common.packing_fact(workload), "sync.mbarrier_roundtrip_cycles"),
     )  # fmt: skip
 
 
@@ -329,8 +328,10 @@ def _group_edges(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Edge]:
             Edge(f"rescale{g}", pv, 1 if first_added else 0, 0.0, "data", "O rescaled"),
         ]
     edges.append(Edge(f"qk{g}", f"have_s{g}", 0, done_qk, "data", "S accumulator"))
-    kind, why = ("order", COMPILED_WAIT) if v.overlap else ("data", "O accumulator")
-    edges.append(Edge(through, f"have_o{g}", 0, done_pv, kind, why))
+    if v.overlap:
+        edges.append(Edge(through, f"have_o{g}", 0, done_pv, "order", COMPILED_WAIT))
+    else:
+        edges.append(Edge(through, f"have_o{g}", 0, done_pv, "data", "O accumulator"))
     if takes_turns(v):
         before = (g - 1) % v.warpgroups
         edges.append(Edge(f"pass{before}", f"turn{g}", 0 if g else 1, m["sync.named_barrier_cycles"], "order", "turn"))

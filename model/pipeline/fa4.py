@@ -39,7 +39,8 @@ _MASKS = {
 _MASKED_PIECES = 4
 #: Knobs that leave the operations of a tile alone.
 _ONE_TILE = {**ALIKE.least_waiting, "softmax_tiles": 1, "split": "q"}
-_STATISTICS_SLOT = "statistics slot"
+#: The barrier of edges that free a slot of row statistics; the template's order of steps is read from them.
+STATISTICS_SLOT = "statistics slot"
 
 
 def build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipeline:
@@ -76,12 +77,6 @@ def _build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipelin
         query_ahead=False,
         mask_demand=tuple((f"max{s}", parts.mask_work()) for s in tiles),
         first_block_masked=variant.mask_home == "registers",
-        facts_used=(
-            "tmem.load_latency_cycles",
-            "tmem.read_bytes_per_clk",
-            "sync.mbarrier_roundtrip_cycles",
-            common.packing_fact(workload),
-        ),
         notes=(
             ("exponentials on the FMA pipe", variant.emulated_share),
             ("rescale share", rescale_share(variant.rescale_threshold)),
@@ -263,7 +258,7 @@ class _Parts:
                     lap + v.stats_slots - 1,
                     self.arrive_local(),
                     "order",
-                    _STATISTICS_SLOT,
+                    STATISTICS_SLOT,
                 ),
             ]
             if v.split == "k":
@@ -287,7 +282,7 @@ class _Parts:
         rings = self.ring_edges()
         kept = loosest[: len(loosest) - len(rings)]
         if sooner:
-            kept = tuple([e._replace(distance=e.distance - sooner) if e.why == _STATISTICS_SLOT else e for e in kept])
+            kept = tuple([e._replace(distance=e.distance - sooner) if e.why == STATISTICS_SLOT else e for e in kept])
         return (*kept, *rings)
 
     def arrive_local(self) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from tilecast.base.same import Same
 
@@ -40,6 +40,11 @@ UNITS: tuple[str, ...] = (
 MaskDemand = tuple[tuple[str, tuple[tuple[str, float], ...]], ...]
 
 
+Engine = Literal["", "tensor", "tma", "memory", "l2"]
+EdgeKind = Literal["data", "buffer", "order"]
+Space = Literal["smem", "tmem", "registers"]
+
+
 class PipelineError(ValueError):
     """A pipeline that cannot be built or is not well formed; the message is one sentence."""
 
@@ -60,7 +65,7 @@ class Op(NamedTuple):
     min_cycles: float
     #: "" (synchronous), "tensor" (in-order matrix engine), "tma" (copies in flight side by side), "memory" or "l2" (copies that
     #: the chip's memory, or L2, serves one after the other).
-    engine: str = ""
+    engine: Engine = ""
     issue_cycles: float = 0.0
     #: Query tile (stage) the operation belongs to; -1 when it serves all of them.
     tile: int = -1
@@ -97,7 +102,7 @@ class Edge(NamedTuple):
     dst: str
     distance: int = 0
     latency_cycles: float = 0.0
-    kind: str = "data"
+    kind: EdgeKind = "data"
     why: str = ""
 
 
@@ -105,7 +110,7 @@ class Buffer(NamedTuple):
     """Storage that values of the loop live in: ``depth`` slots of ``bytes_per_slot`` (TMEM: 512 B a column)."""
 
     name: str
-    space: str  # "smem" | "tmem" | "registers"
+    space: Space
     bytes_per_slot: int
     depth: int
     producer: str = ""
@@ -153,8 +158,6 @@ class Pipeline:
     mask_demand: MaskDemand = ()
     #: Whether the code of the first block of every tile is that of masked blocks, whatever the mask.
     first_block_masked: bool = False
-    #: Names of facts with kind "assumed" or with a range that this pipeline's numbers rest on.
-    facts_used: tuple[str, ...] = ()
     #: Bytes a CTA reads before its loop and writes after it with nothing of its own to hide them under.
     edge_read_bytes: float = 0.0
     edge_write_bytes: float = 0.0

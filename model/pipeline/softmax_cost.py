@@ -103,6 +103,11 @@ def row_sum_work(machine: Machine, elements: float) -> Work:
     return work(machine, {"fma": cycles}, {"fma": count})
 
 
+def barrier_cycles(machine: Machine) -> float:
+    """A barrier of the warps of one warpgroup; where that was not measured, one between two warps."""
+    return machine.get("sync.barrier_cycles", machine["sync.named_barrier_cycles"])
+
+
 def packing_fact(workload: Workload) -> str:
     """The fact that gives the rate of packing probabilities to the workload's dtype."""
     return "cvt.f32x2_to_fp8x2_per_clk" if workload.dtype == "fp8" else "cvt.f32x2_to_bf16x2_per_clk"

@@ -79,13 +79,13 @@ def loop_of(shape: Workload, variant: Variant, machine: Machine) -> tuple[Pipeli
     pipeline = build_pipeline(shape, variant, machine)
     loosest = with_knobs(variant, family_of(variant).alike.least_waiting)
     if loosest == variant:
-        return pipeline, _floor_of(_Asked(pipeline))
+        return pipeline, _floor_of(_Loop(pipeline))
     # What holds the variant with the same operations that waits least often holds this one.
-    return pipeline, _floor_of(_Asked(pipeline, loop_of(shape, loosest, machine)[1].recurrence))
+    return pipeline, _floor_of(_Loop(pipeline, loop_of(shape, loosest, machine)[1].recurrence))
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Loop:
     """A pipeline whose loop's floor is asked for; equal pipelines have one, whatever recurrence was guessed."""
 
     pipeline: Pipeline
@@ -93,5 +93,5 @@ class _Asked:
 
 
 @lru_cache(maxsize=1 << 15)
-def _floor_of(asked: _Asked) -> LoopFloor:
+def _floor_of(asked: _Loop) -> LoopFloor:
     return loop_floor(asked.pipeline, asked.guess)

@@ -12,6 +12,7 @@ from tilecast.model.compiled.units.fetch import far_cycles
 from tilecast.model.kernel.variants.serving import DECODE_ROWS
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
+from tilecast.model.pipeline.softmax_cost import barrier_cycles
 
 _REGISTERS_OF_MERGE, _MOST_MERGED = 32, 16
 
@@ -93,9 +94,7 @@ class Around:
         each = m["alu.latency_cycles"]
         if cold:
             each = max(each, far_cycles(m))
-        barrier = (
-            m.get("sync.barrier_cycles", 25.0) + m.get("sync.barrier_spread_cycles", 0.0) + m["smem.latency_cycles"]
-        )
+        barrier = barrier_cycles(m) + m.get("sync.barrier_spread_cycles", 0.0) + m["smem.latency_cycles"]
         return count * each + barriers * barrier
 
     def plan(self, cold: bool) -> float:
@@ -134,9 +133,7 @@ class Around:
     def join(self, head_dim_v: int) -> float:
         """Between parts of an item that a program takes in one after the other: what it has is left, or merged with what it left."""
         m, c = self.machine, self.counts
-        merged = c.merge_step / m["issue.warp_inst_per_clk"] * 4 + c.merge_step_barriers * m.get(
-            "sync.barrier_cycles", 25.0
-        )
+        merged = c.merge_step / m["issue.warp_inst_per_clk"] * 4 + c.merge_step_barriers * barrier_cycles(m)
         # What is left is on its way while the next part's first blocks are multiplied.
         return self.whole_tile(head_dim_v) + merged + m["l2.latency_cycles"]
 

@@ -174,9 +174,7 @@ def loop(heads: Workload, variant: StepVariant, machine: Machine, page: int, pro
 
 def in_turn(variant: StepVariant, dealt: Dealing) -> StepVariant:
     """The variant whose loop programs of a launch run: one program of an SM that takes runs of splits has rings of its own."""
-    if dealt.runs is None or not isinstance(variant, HopperRunsVariant):
-        return variant
-    return replace(variant, kv_stages=variant.dealt_stages, programs=1)
+    return variant if dealt.runs is None else _CLASSES[variant.family].in_turn(variant)
 
 
 def splitting(variant: StepVariant, keys: int) -> StepVariant:
@@ -199,6 +197,8 @@ class _Class:
     split_knobs: tuple[str, ...] = ()
     #: What a launch makes of it for a batch.
     launched: Callable[[Dealing, Batch, int], Dealing] = lambda dealt, _batch, _sms: dealt
+    #: The variant whose loop programs run that take runs of splits.
+    in_turn: Callable[[Any], Any] = lambda variant: variant
 
 
 def _portable(v: ServingVariant, heads: Workload) -> Dealing:
@@ -345,12 +345,17 @@ def _prefill_loop(w: Workload, v: HopperPrefillVariant, m: Machine, _page: int, 
     return replace(fa3.build(w, like, m), name=f"prefill on Hopper {64 * v.warpgroups}x{v.tile_n}")
 
 
-def _apart_loop(
-    w: Workload, v: HopperServingE4m3Variant | HopperRunsVariant, m: Machine, _page: int, programs: int | None
-) -> Pipeline:
-    return apart.build(
-        w, v, m, (v.programs if isinstance(v, HopperRunsVariant) else 1) if programs is None else programs
-    )
+def _e4m3_loop(w: Workload, v: HopperServingE4m3Variant, m: Machine, _page: int, programs: int | None) -> Pipeline:
+    return apart.build(w, v, m, hopper_serving.shared_bytes_e4m3(v, w), 1 if programs is None else programs)
+
+
+def _runs_loop(w: Workload, v: HopperRunsVariant, m: Machine, _page: int, programs: int | None) -> Pipeline:
+    shared = hopper_serving.shared_bytes_runs(v, w, v.kv_stages)
+    return apart.build(w, v, m, shared, v.programs if programs is None else programs)
+
+
+def _one_program(v: HopperRunsVariant) -> HopperRunsVariant:
+    return replace(v, kv_stages=v.dealt_stages, programs=1)
 
 
 def _mla_loop(w: Workload, v: HopperMlaVariant, m: Machine, _page: int, _programs: int | None) -> Pipeline:
@@ -367,11 +372,11 @@ _CLASSES = {
         launched=_prefill_launched,
     ),
     "serving-hopper-e4m3": _Class(
-        _e4m3, _apart_loop, lambda v: f"16x{v.tile_n} four warps apart", ("split_keys", "split_keys_of_many")
+        _e4m3, _e4m3_loop, lambda v: f"16x{v.tile_n} four warps apart", ("split_keys", "split_keys_of_many")
     ),
     **dict.fromkeys(("serving-hopper-runs", "serving-hopper-runs-e4m3"), _Class(
-        _runs, _apart_loop, lambda v: f"16x{v.tile_n} four warps apart", ("split_keys", "split_keys_of_many"),
-        launched=_runs_launched,
+        _runs, _runs_loop, lambda v: f"16x{v.tile_n} four warps apart", ("split_keys", "split_keys_of_many"),
+        launched=_runs_launched, in_turn=_one_program,
     )),
     "mla-hopper": _Class(
         _mla, _mla_loop, lambda v: f"64x{hopper_mla.KEYS} two warpgroups", ("split_keys", "split_keys_of_many"),

@@ -222,4 +222,4 @@ def _costs(
         idle_program=turnaround + around.plan(False),
         merges_beside=dealt.merges_beside,
         join=around.join(heads.head_dim_v) + (periods[-1] if dealt.chained else 0.0),
-    )  # fmt: skip
+    )

@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 from tilecast.model.backward import (
-    BACKWARD_FAMILIES,
     BackwardFamily,
     BackwardVariant,
     family_of,
@@ -17,7 +16,7 @@ from tilecast.model.chip.evaluate import REGIMES, Evaluation, PredictError, chec
 from tilecast.model.chip.power import Clock
 from tilecast.model.forecast.answer import KernelAnswer, WaterfallStep
 from tilecast.model.forecast.binding import Binding, binding
-from tilecast.model.forecast.interval import FactEffect, fact_ends
+from tilecast.model.forecast.interval import FactEffect, effects_of, fact_ends, moves_of
 from tilecast.model.forecast.interval import interval as fact_interval
 from tilecast.model.forecast.level import Compiler, at_hand
 from tilecast.model.forecast.predict import predict
@@ -33,8 +32,6 @@ from tilecast.model.training.evaluate import BackwardRun, LaunchRun, backward_fl
 from tilecast.model.training.launch import tiles_of
 from tilecast.model.training.render import as_dict, as_text, both_as_dict, both_as_text
 
-#: Relative changes that are rounding.
-_NOTHING = 1e-9
 #: Knobs of the two loops of a class whose kernels do not depend on each other, by what their names begin with.
 _APART = ("dkv_", "dq_")
 
@@ -161,11 +158,6 @@ def _refusal(record: BackwardFamily, workload: Workload, machine: Machine) -> st
     return "no tile fits"
 
 
-def known_families(workload: Workload, machine: Machine) -> tuple[str, ...]:
-    """Names of the classes with a variant for ``workload`` on ``machine``."""
-    return tuple(family.name for family in BACKWARD_FAMILIES if any(True for _ in family.space(workload, machine)))
-
-
 # --- explained --------------------------------------------------------------------------------------------------------
 
 
@@ -232,13 +224,5 @@ def _fact_effects(
     workload: Workload, machine: Machine, variant: BackwardVariant, clock: str | float, tflops: float
 ) -> tuple[FactEffect, ...]:
     """What the ends of every range do to the forecast, the widest first."""
-    found: dict[str, dict[str, float]] = {}
-    for name, end, moved in fact_ends(machine):
-        try:
-            there = evaluate_backward(workload, moved, variant, clock).tflops
-        except PredictError:
-            continue  # no clock keeps within the limit there
-        if abs(there / tflops - 1.0) > _NOTHING:
-            found.setdefault(name, {})[end] = there
-    effects = [FactEffect(name, ends.get("low"), ends.get("high")) for name, ends in found.items()]
-    return tuple(sorted(effects, key=lambda effect: -effect.largest(tflops)))
+    moves = moves_of(fact_ends(machine), lambda moved: evaluate_backward(workload, moved, variant, clock).tflops)
+    return effects_of(moves, tflops)

@@ -89,12 +89,12 @@ def break_evens(
     variant = asked_pass.kernel(workload, chip, variant, family, clock, compiler)
     level = asked_pass.settled(compiler, workload, chip, variant, None, clock)
     main = asked_pass.main(workload, chip, variant, clock)
-    asked = (_Asked(asked_pass, main, workload, chip, variant, key, clock, level) for key in names)
-    rows = map(_one, reported(asked, "facts", len(names), progress))
+    asked = (_Question(asked_pass, main, workload, chip, variant, key, clock, level) for key in names)
+    rows = map(_break_even, reported(asked, "facts", len(names), progress))
     return BreakEvens(rows, chip, workload, variant, clock, level_words(level), asked_pass)
 
 
-class _Asked:
+class _Question:
     """One fact of one kernel on one machine as a function of its value."""
 
     def __init__(
@@ -136,7 +136,7 @@ class _Asked:
         return self.asked_pass.brief(self.workload, self.at(x), self.variant, self.clock, level)
 
 
-def _one(asked: _Asked) -> BreakEven:
+def _break_even(asked: _Question) -> BreakEven:
     rate = is_rate(asked.key)
     unit = _UNIT_OF.get(asked.key, ("tensor" if asked.key.startswith("tensor.") else "", "", ""))[0]
     solved = _solve(asked, unit) if rate and unit else _solve_memory(asked) if rate else None
@@ -151,7 +151,7 @@ def _one(asked: _Asked) -> BreakEven:
 
 
 def _own_names(key: str, unit: str) -> tuple[str, ...]:
-    """What `_Asked.bound` says where the fact itself binds."""
+    """What `_Question.bound` says where the fact itself binds."""
     if key.startswith("hbm."):
         return ("HBM bandwidth",)
     return ("L2 bandwidth",) if key.startswith("l2.") else (unit,)
@@ -160,7 +160,7 @@ def _own_names(key: str, unit: str) -> tuple[str, ...]:
 # --- closed form ----------------------------------------------------------------------------------------------
 
 
-def _pieces(asked: _Asked, x: float, units: tuple[str, str]) -> tuple[tuple[float, float], ...]:
+def _pieces(asked: _Question, x: float, units: tuple[str, str]) -> tuple[tuple[float, float], ...]:
     """(a, b) of each unit's demand a + b / x on the piece around ``x``, from its values at x and a little above."""
     near = x * (1 + 1e-6)
     here, there = asked.demand(x), asked.demand(near)
@@ -183,7 +183,7 @@ class _Root:
     other: str
 
 
-def _solve(asked: _Asked, unit: str) -> Solved | None:
+def _solve(asked: _Question, unit: str) -> Solved | None:
     """Up to where ``unit``, whose rate the fact is, is the busiest; None when there is no such value in range.
 
     The port of shared memory binds through the matrix unit as well: instructions that wait for their operands.
@@ -213,12 +213,12 @@ def _solve(asked: _Asked, unit: str) -> Solved | None:
     return _as_solved(best, unit, asked, textbook=not through_matrix)
 
 
-def _busiest(asked: _Asked, unit: str, x: float) -> bool:
+def _busiest(asked: _Question, unit: str, x: float) -> bool:
     demand = asked.demand(x)
     return demand.get(unit, 0.0) >= max(demand.values()) * (1 - 1e-6)
 
 
-def _meet(asked: _Asked, unit: str, other: str, start: float) -> _Root | None:
+def _meet(asked: _Question, unit: str, other: str, start: float) -> _Root | None:
     """Where two demands are equal: from piece to piece, and every piece is solved exactly, so the last one's root is."""
     x = start
     for _ in range(12):
@@ -234,7 +234,7 @@ def _meet(asked: _Asked, unit: str, other: str, start: float) -> _Root | None:
     return None
 
 
-def _operand_fetch(asked: _Asked) -> list[_Root]:
+def _operand_fetch(asked: _Question) -> list[_Root]:
     """Where each matrix instruction's operand fetch from shared memory takes as long as its array: one of the two is
     constant in the fact, the other b / x."""
     found: list[_Root] = []
@@ -256,7 +256,7 @@ def _operand_fetch(asked: _Asked) -> list[_Root]:
     return found
 
 
-def _solve_memory(asked: _Asked) -> Solved | None:
+def _solve_memory(asked: _Question) -> Solved | None:
     """Where the bytes of the launch take as long as its SMs, for HBM and L2."""
     name = {"hbm.tbps_achieved": "HBM", "l2.bytes_per_clk_per_sm": "L2"}.get(asked.key)
     if name is None:
@@ -281,7 +281,7 @@ def _solve_memory(asked: _Asked) -> Solved | None:
     return None
 
 
-def _as_solved(root: _Root, unit: str, asked: _Asked, textbook: bool) -> Solved:
+def _as_solved(root: _Root, unit: str, asked: _Question, textbook: bool) -> Solved:
     import sympy
 
     x = sympy.Symbol("x", positive=True)
@@ -301,7 +301,7 @@ def _plain(piece: tuple[float, float]) -> str:
     return " + ".join(parts)
 
 
-def _formula(asked: _Asked, unit: str, other: str) -> str:
+def _formula(asked: _Question, unit: str, other: str) -> str:
     """The textbook solution for the fact's symbol, from the closed forms of demand.py; "" where they have none."""
     symbol = _UNIT_OF[asked.key][1] if asked.key in _UNIT_OF else "F"
     if not symbol or unit not in _FORMS or other not in _FORMS:
@@ -327,7 +327,7 @@ def _formula(asked: _Asked, unit: str, other: str) -> str:
 # --- simulation -----------------------------------------------------------------------------------------------
 
 
-def _crossing(asked: _Asked, names: tuple[str, ...]) -> Crossing | None:
+def _crossing(asked: _Question, names: tuple[str, ...]) -> Crossing | None:
     """Where the fact itself stops to bind as it grows."""
 
     def held(x: float) -> bool:
@@ -357,7 +357,7 @@ def _bisect(inside: Callable[[float], bool], low: float, high: float) -> tuple[f
     return low, high
 
 
-def _useful(asked: _Asked, base: float, limit: float, best: float) -> float | None:
+def _useful(asked: _Question, base: float, limit: float, best: float) -> float | None:
     """Where what is left to gain falls under 1 %; None when even the whole range leaves more than that open."""
     if base <= limit * (1 + _USEFUL):
         return asked.value

@@ -120,7 +120,7 @@ def _row(
     if reoptimised and (abs(slope) >= WORTH or key in MAIN):
         free = tuple(
             _best(workload, m, found, seconds, clock, level) for m, seconds in zip(machines, fixed, strict=True)
-        )  # fmt: skip
+        )
     free_slope = math.log(free[1] / free[0]) / span
     if key not in MAIN and max(abs(slope), abs(free_slope)) < NOTHING:
         return None

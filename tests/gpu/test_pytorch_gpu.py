@@ -117,7 +117,7 @@ def test_our_kernels_run_and_only_while_active() -> None:
         (64, (100, 200), {"is_causal": True}),
     ],
     ids=["dropout", "head_dim 80", "head_dim 32", "causal, unequal lengths"],
-)  # fmt: skip
+)
 def test_what_we_do_not_do_is_exactly_as_before(head_dim, lengths, options) -> None:
     q, k, v = tensors("bhsd", 2, 4, 4, *lengths, head_dim, torch.float16)
     torch.manual_seed(7)

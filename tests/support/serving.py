@@ -246,3 +246,41 @@ def error_of(problem: Problem, made: Made, out: Any, lse: Any) -> float:
             return math.inf
         worst = max(worst, float((sums.double() - exact_lse)[~empty].abs().max() if (~empty).any() else 0.0) / 1e-2)
     return worst
+
+
+def heads(dims: tuple[int, int] = (64, 64), **more: int) -> Any:
+    """A workload with such head dimensions."""
+    from tilecast.model.kernel.workload import Workload
+
+    return Workload(head_dim_qk=dims[0], head_dim_v=dims[1], **more)
+
+
+def emulated_kernels(factory: Any, written_for: str, runs_on: str) -> Any:
+    """(variant, head dims) -> its kernel on the emulator, made once; ``factory``: pytest's of folders."""
+    from tilecast.codegen.serving import generate_serving
+    from tilecast.emulator.any_kernel import emulated
+    from tilecast.model.machine.machine import load_machine
+
+    made: dict[Any, Any] = {}
+
+    def of(variant: Any, dims: tuple[int, int], mode: str = "late", seed: int = 0, machine: str = runs_on) -> Any:
+        key = variant, dims, mode, seed, machine
+        if key not in made:
+            path = factory.mktemp("kernels") / f"made{len(made)}.py"
+            path.write_text(generate_serving(heads(dims), load_machine(written_for), variant).source)
+            made[key] = emulated(str(path), machine=machine, mode=mode, seed=seed)
+        return made[key]
+
+    return of
+
+
+def launch(module: Any, problem: Problem, made: Made | None = None, sms: int = 3, **options: Any) -> tuple[Made, Any, Any]:  # fmt: skip
+    """(what was made, out, lse) of a launch of a serving kernel."""
+    made = make(problem) if made is None else made
+    out, lse = outputs(made, problem)
+    most_q, most_k = (max(pair[i] for pair in problem.lengths) for i in (0, 1))
+    module.launch(
+        made.q, made.k, made.v, out, lse, problem.factor, sinks=made.sinks, max_seqlen_q=max(most_q, 1),
+        max_seqlen_k=max(most_k, 1), window=problem.window, softcap=problem.softcap, sms=sms, **made.lists, **options,
+    )  # fmt: skip
+    return made, out, lse

@@ -138,7 +138,7 @@ def report(
     date: Annotated[str, typer.Option("--date", help="Date to print; without one, same input gives same bytes.")] = "",
     as_json: AsJson = False,
     direction: Pass = "fwd",
-) -> None:  # fmt: skip
+) -> None:
     """Write the design review: verdict, forecast, roofline, schedule, sensitivities, alternatives, accuracy, risks."""
     from tilecast.base.files import write_text_atomically
     from tilecast.cli.progress import Screen

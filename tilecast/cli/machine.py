@@ -32,9 +32,7 @@ def machine_show(machine: Machine, as_json: AsJson = False) -> None:
 
     texts = ("name", "title", "arch", "family", "tensor_kind")
     data: dict[str, Any] = {key: getattr(machine, key) for key in texts}
-    data["facts"] = {
-        key: {name: getattr(fact, name) for name in fact.__slots__} for key, fact in machine.facts.items()
-    }  # fmt: skip
+    data["facts"] = {key: {name: getattr(fact, name) for name in fact.__slots__} for key, fact in machine.facts.items()}
     show(describe_machine(machine, width()), data, as_json)
 
 

@@ -1,4 +1,4 @@
-"""Verbs that read machine code: inspect, forecast of anybody's kernel, the loops that forecasts stand on."""
+"""Verbs that read machine code: inspect, forecast of any kernel, the loops that forecasts stand on."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def forecast(
         str | None,
         typer.Option(
             "--call",
-            help="Evaluate this in anybody's Python FILE and forecast the kernel that it launches, as in 'main(4096)'.",
+            help="Evaluate this in any Python FILE and forecast the kernel that it launches, as in 'main(4096)'.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -105,7 +105,7 @@ def forecast(
         raise typer.BadParameter(
             "the time of a launch needs --ctas and --iterations: how many CTAs it has, and how often the loop goes round in one",
             param_hint="'--ctas'",
-        )  # fmt: skip
+        )
     grid = Grid(ctas, iterations) if ctas is not None and iterations is not None else None
     chip = changes.of(load_machine(machine)) if machine is not None else None
     with Screen() as screen:
@@ -134,7 +134,7 @@ def forecast(
 def _show_launch(
     file: str, call: str, chip: Machine, kernel: str | None, iterations: str | None, per_sm: int | None, as_json: bool
 ) -> None:
-    """forecast --call: anybody's file, whose launches are compiled and not run."""
+    """forecast --call: any Python file, whose launches are compiled and not run."""
     from tilecast.base.module_file import module_of
     from tilecast.cli.tables import show
     from tilecast.codegen.compiler.compile import CompileError

@@ -99,8 +99,8 @@ def in_words(seconds: float) -> str:
 
 
 def quiet_at_exit() -> None:
-    """For verbs that compile: Triton's bindings report their own lost references when the interpreter ends; nobody who reads
-    it can mend them."""
+    """For verbs that compile: Triton's bindings report their own lost references when the interpreter ends, which no
+    reader can mend."""
     atexit.register(_quiet)
 
 

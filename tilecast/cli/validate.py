@@ -182,11 +182,11 @@ def validate_compare(
 
 @app.command("serving", epilog="Example: tilecast validate serving --rows")
 def validate_serving(
-    table: Annotated[
-        str | None, typer.Argument(help="A table of tools/time_batches.py (default: the H200's).")
-    ] = None,
-    machine: _Machine = None, as_json: AsJson = False, rows: _Rows = False,
-) -> None:  # fmt: skip
+    table: Annotated[str | None, typer.Argument(help="A table of tools/time_batches.py (default: the H200's).")] = None,
+    machine: _Machine = None,
+    as_json: AsJson = False,
+    rows: _Rows = False,
+) -> None:
     """Serving steps: predicted against measured times, and the split that the forecast would choose; needs no GPU."""
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import show

@@ -307,7 +307,7 @@ _WORK_OPTIONS: dict[str, Any] = {
     "window": _option(str | None, "--window", "Sliding window 'left,right' (or 'left').", _WORK),
     "dtype": _option(str | None, "--dtype", "bf16 (default), fp16 or fp8.", _WORK, lambda: DTYPES),
     "preset": _option(str | None, "--preset", "A model's shape (tilecast presets).", _WORK, preset_names),
-}  # fmt: skip
+}
 _SHAPES_OPTION = _option(
     str | None, "--shapes",
     "CSV of shapes, one answer a row; columns are named as these options, all optional: batch, heads, heads_kv, seqlen, "
@@ -348,7 +348,7 @@ _CLOCK_OPTIONS: dict[str, Any] = {
 #: Of the machine, for verbs that settle a clock.
 _POWER_OPTIONS: dict[str, Any] = {
     "power": _option(float | None, "--power", "Power limit of this board in watts (default: the machine file's)."),
-}  # fmt: skip
+}
 #: Type of a verb's parameter -> its options, and what makes the value of them.
 _GROUPS: dict[Any, tuple[dict[str, Any], Callable[..., Any]]] = {
     Workload: (_WORK_OPTIONS, _work),
@@ -392,9 +392,8 @@ def takes_workload(
         if "machine_name" in values and values["machine"] is not None and values["machine_name"] == machine:
             values["machine_name"] = None  # the default gives way to the option
         made = {
-            name: make(**{option: values.pop(option) for option in options})
-            for name, (options, make) in groups.items()
-        }  # fmt: skip
+            name: make(**{option: values.pop(option) for option in options}) for name, (options, make) in groups.items()
+        }
         return verb(**values, **made)
 
     with_values.__name__, with_values.__doc__, with_values.__module__ = verb.__name__, verb.__doc__, verb.__module__

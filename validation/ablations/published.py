@@ -85,9 +85,7 @@ def load(path: Path = TABLE) -> tuple[list[Line], list[Excluded]]:
     excluded: list[Excluded] = []
     for number, row in enumerate(_rows(path), 2):
         if row["excluded"]:
-            excluded.append(
-                Excluded(row["id"], row["gpu"], row["from"], row["to"], row["excluded"], row["source"])
-            )  # fmt: skip
+            excluded.append(Excluded(row["id"], row["gpu"], row["from"], row["to"], row["excluded"], row["source"]))
         else:
             lines.append(_line(f"{path}: line {number}", row))
     return lines, excluded

@@ -80,8 +80,6 @@ class RatioRow:
     whole_file: float
     old_clock: float
     new_clock: float
-    old_tflops: float
-    new_tflops: float
 
     def points(self, forecast: str) -> float:
         """Forecast (a name in `FORECASTS`) minus measured ratio, percentage points."""
@@ -204,7 +202,7 @@ def _run(experiment: Experiment, regime: str, points: list[PublishedPoint]) -> E
     spread = _spreads(rows)
     return ExperimentReport(
         experiment, regime, tuple(rows), median(spread) if spread else 0.0, len(spread), max(spread, default=0.0)
-    )  # fmt: skip
+    )
 
 
 def matched(experiment: Experiment, points: list[PublishedPoint]) -> list[tuple[PublishedPoint, PublishedPoint]]:
@@ -253,7 +251,7 @@ def _row(experiment: Experiment, old: PublishedPoint, new: PublishedPoint, regim
         experiment.name, old.kernel, versions, old.dtype_class, old.workload, new.tflops / old.tflops,
         base / _seconds(old, changed, regime)[0],
         _seconds(old, before, clock)[0] / _seconds(old, changed, clock)[0],
-        base / _seconds(old, powered, regime)[0], base / newest, clock, new_clock, old.tflops, new.tflops,
+        base / _seconds(old, powered, regime)[0], base / newest, clock, new_clock,
     )  # fmt: skip
 
 

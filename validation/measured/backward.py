@@ -70,11 +70,6 @@ class BackwardRow:
         """Predicted over measured, less 1."""
         return self.predicted_ms / self.measured_ms - 1.0
 
-    @property
-    def code_error(self) -> float:
-        """The same of the forecast from machine code; nan without."""
-        return math.nan if self.code_ms is None else self.code_ms / self.measured_ms - 1.0
-
 
 @dataclass(frozen=True, slots=True)
 class BackwardReport:

@@ -74,9 +74,7 @@ def _guard(guard: Guard, steps: Iterable[Step]) -> dict[str, Any]:
 
 
 def _syncs(steps: Iterable[Step], kinds: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    found = Counter(
-        (step.kind, step.barriers, step.amount, step.multicast) for step in steps if step.kind in kinds
-    )  # fmt: skip
+    found = Counter((step.kind, step.barriers, step.amount, step.multicast) for step in steps if step.kind in kinds)
     for (kind, sites, amount, multicast), count in found.items():
         labels = [barrier.label() for _, barrier in sites]
         yield {
@@ -122,7 +120,7 @@ def as_text(shape: KernelShape) -> str:
         lines.append(f"\n{_warps(role['warps'])}: {role['work']}{registers}")
         for loop in role["loops"]:
             lines += _loop_lines(loop)
-    return "\n".join(lines)  # fmt: skip
+    return "\n".join(lines)
 
 
 def _loop_lines(loop: dict[str, Any]) -> Iterator[str]:

@@ -17,8 +17,6 @@ KINDS = (
 )  # fmt: skip
 #: MUFU instructions of a role's loops from which on it computes exponentials.
 EXPONENTIALS = 8
-#: What decides a guard: a vote of the warp, a value that the warp shares, the warp's index, each thread, the elected thread.
-GUARDS = ("vote", "uniform", "warp", "thread", "elect")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +62,8 @@ class Guard:
 
     #: Kind and number in the loop, such as "vote0".
     name: str
+    #: What decides it: "vote" of the warp, "uniform" (a value that the warp shares), "warp" (its index), each "thread", "elect" (the thread
+    #: that was elected).
     kind: str
     address: int
     #: Instructions under it that stand elsewhere; those in line name the guard themselves.

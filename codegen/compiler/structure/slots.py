@@ -44,7 +44,7 @@ class Steady:
         return site if site is not None and not site.named and site.resolved else None
 
     def passes(self, site: Barrier | None) -> int:
-        """Phases of a barrier that this warp takes for complete before anybody arrived: the parity it asks for at first."""
+        """Phases of a barrier that this warp takes for complete before the first arrival: the parity it asks for at first."""
         waits = (
             step
             for step in (*self.ahead, *self.repeated, *self.begin)
@@ -157,7 +157,7 @@ def _at_slot(one: Steady, step: Step, turn: int) -> Step:
     return dataclasses.replace(step, barriers=(((one.warp,), mine),), amount=amount)
 
 
-def anyone(site: Barrier, chosen: Sequence[Steady], shape: KernelShape, unrolled: int) -> int:
+def arrivals_by_turns(site: Barrier, chosen: Sequence[Steady], shape: KernelShape, unrolled: int) -> int:
     """Arrivals that complete a phase of a barrier, or of a slot of a loop that is ``unrolled``, at which roles arrive by turns; 0 where
     each comes to every phase."""
     if site.named or not site.resolved:

@@ -17,7 +17,14 @@ from tilecast.codegen.compiler.flow import hides_scores
 from tilecast.codegen.compiler.opcodes import MATRIX, MMA_SYNC, WGMMA, latency_of
 from tilecast.codegen.compiler.structure.assemble import ShapeError
 from tilecast.codegen.compiler.structure.shape import EXPONENTIALS, Barrier, KernelShape, Loop, Role, Step
-from tilecast.codegen.compiler.structure.slots import Steady, anyone, at_base, by_slot, mapped, with_whole_phases
+from tilecast.codegen.compiler.structure.slots import (
+    Steady,
+    arrivals_by_turns,
+    at_base,
+    by_slot,
+    mapped,
+    with_whole_phases,
+)
 from tilecast.model.compiled.costs import PARTITIONS
 from tilecast.model.compiled.roles import code as roles
 from tilecast.model.compiled.roles.code import KernelRoles, RoleCode, RoleInstruction
@@ -91,7 +98,7 @@ def kernel_roles(shape: KernelShape, out_bytes: int = 0, masked: bool = False) -
         roles.Barrier(
             site.label(), site.stages, site.named,
             tuple((role, kind, count) for (at, role, kind), count in parties.items() if at == site),
-            anyone(site, chosen, shape, unrolled),
+            arrivals_by_turns(site, chosen, shape, unrolled),
         )
         for site in names
     )  # fmt: skip

@@ -52,13 +52,15 @@ def _plain(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def _given(p: Explained) -> bool:
+    return p.variant_origin == "as given"
+
+
 def _why_chosen(p: Explained) -> str:
-    return f"shortest forecast: {p.variant_origin}" if p.variant_origin != "as given" else "given by the user"
+    return "given by the user" if _given(p) else f"shortest forecast of those compared: {p.variant_origin}"
 
 
-def _alternatives(
-    r: Reviewed, p: Explained, space: tuple[Any, ...], clock: str | float
-) -> Iterable[tuple[str, Any]]:  # fmt: skip
+def _alternatives(r: Reviewed, p: Explained, space: tuple[Any, ...], clock: str | float) -> Iterable[tuple[str, Any]]:
     """(what is special about it, variant), without the chosen one."""
     chosen = p.variant
     shipped = r.shipped(chosen, p.workload, p.machine)
@@ -92,7 +94,14 @@ def _row(
     if abs(slower) <= TIE:
         return Considered(change, text, "tie", tflops, slower, f"same time to within {TIE:.1%}{said}")
     name = "slower" if slower > 0 else "faster"
-    return Considered(change, text, name, tflops, slower, f"{abs(slower):.1%} {name}: {_compare(base, other)}{said}")
+    why = f"{abs(slower):.1%} {name}: {_compare(base, other)}{said}"
+    if slower < 0 and not _given(p):
+        unwritten = r.unwritten(variant, p.workload, p.machine)
+        if unwritten:
+            why += f"; not compared, as tilecast does not write it: {unwritten}"
+        elif not said:
+            why += "; not among those compared by machine code"
+    return Considered(change, text, name, tflops, slower, why)
 
 
 def _compare(p: Explained, other: Explained) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilecast.model.forecast.answer import WaterfallStep
 from tilecast.model.whatif.answers import BreakEven, Sensitivity
 from tilecast.model.whatif.asymmetry import AsymmetryMap
 from tilecast.validation.statistics import ErrorSummary
@@ -24,15 +25,6 @@ class Regime:
     high: float
     clock_mhz: float
     clock_reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step of the waterfall from peak to achieved; shares add up to 1."""
-
-    cause: str
-    cycles: float
-    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +187,7 @@ class Side:
     clock_mhz: float
     binding: str
     variant: str
-    waterfall: tuple[Step, ...]
+    waterfall: tuple[WaterfallStep, ...]
     timeline: Timeline
 
 
@@ -240,7 +232,7 @@ class ReviewContent:
     variant: str
     binding: str
     peak_share: float
-    waterfall: tuple[Step, ...]
+    waterfall: tuple[WaterfallStep, ...]
     ceilings: tuple[Ceiling, ...]
     timeline: Timeline
     #: Of the kernels that take less time than that of ``timeline``, where there are several.

@@ -163,7 +163,7 @@ def _about_the_model(e: Evidence) -> Iterator[Risk]:
                 f"Of {region.count} {region.kind} points {region.nearness}, a tenth are off by more than {region.p90:.0%} "
                 f"(mean {region.mean:.0%}, bias {region.bias:+.0%}).",
                 region.p90,
-            )  # fmt: skip
+            )
 
 
 def _about_facts(e: Evidence) -> Iterator[Risk]:
@@ -186,7 +186,7 @@ def _about_the_loop(e: Evidence) -> Iterator[Risk]:
             f"No unit is full: the loop{_of_one(e.forecast)} takes {cycles:.0f} cycles where {p.bounds.res.unit} needs {p.bounds.res.cycles:.0f}; "
             "latencies and hand-overs decide, and a faster unit alone brings less than its share.",
             gap,
-        )  # fmt: skip
+        )
     if not p.trace.periodic:
         yield Risk(
             "The loop does not settle", "The simulated loop has no period; cycles per iteration are an average.", 0.05

@@ -30,6 +30,14 @@ class Comparison:
     knobs: tuple[tuple[str, object, object], ...]
 
 
+def comparison(w: Any) -> Comparison:
+    """The what-if of a pass as a review shows it."""
+    return Comparison(
+        tuple((c.fact, c.before, c.after, c.unit) for c in w.changes), w.before, w.after, w.speedup, w.speedup_kept,
+        w.kept_refused, tuple((k.knob, k.before, k.after) for k in w.knob_changes),
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Reviewed:
     """A pass as a review sees it; variants are those of its kernel classes."""
@@ -41,10 +49,11 @@ class Reviewed:
     what_if: Callable[..., Comparison]
     #: (workload, machine, variant, clock, step, level).
     sensitivities: Callable[[Workload, Machine, Any, str | float, float, Compiler | None], Sensitivities]
-    #: (variant, workload, machine) -> every combination of knobs of its family; why one cannot run ("": it can); what the
-    #: authors of its class ship, None where they ship none.
+    #: (variant, workload, machine) -> every combination of knobs of its family; why one cannot run, and why tilecast does not
+    #: write one that can ("": it can, it does); what the authors of its class ship, None where they ship none.
     space: Callable[[Any, Workload, Machine], tuple[Any, ...]]
     refusal: Callable[[Any, Workload, Machine], str]
+    unwritten: Callable[[Any, Workload, Machine], str]
     shipped: Callable[[Any, Workload, Machine], Any]
     #: (variant, workload, machine, clock) -> name and variant of every other family.
     others: Callable[[Any, Workload, Machine, str | float], Iterable[tuple[str, Any]]]
@@ -62,9 +71,7 @@ class Reviewed:
     counted: str
 
 
-def as_change(
-    found: Comparison, side: Callable[[Explained, str], Any], text: Callable[[object], str]
-) -> Change:  # fmt: skip
+def as_change(found: Comparison, side: Callable[[Explained, str], Any], text: Callable[[object], str]) -> Change:
     """The values of a what-if; ``side`` makes those of a forecast, ``text`` that of a knob's value."""
     knobs = tuple((name, text(old), text(new)) for name, old, new in found.knobs)
     return Change(

@@ -17,10 +17,10 @@ from tilecast.explore.review.content.content import (
     Regime,
     Region,
     ReviewContent,
-    Step,
     Timeline,
     Tornado,
 )
+from tilecast.model.forecast.answer import WaterfallStep
 from tilecast.model.whatif.asymmetry import AsymmetryMap, MapPoint
 
 #: kind -> (fill, text on the fill with a contrast of at least 4.5).
@@ -159,7 +159,7 @@ def forecast_chart(regimes: tuple[Regime, ...]) -> Bars:
     )
 
 
-def waterfall_chart(steps: tuple[Step, ...], whole: str = "time of the kernel") -> Bars:
+def waterfall_chart(steps: tuple[WaterfallStep, ...], whole: str = "time of the kernel") -> Bars:
     """Where the time goes; the steps add up to 100 %."""
     marks: list[Mark] = []
     rows: list[str] = []

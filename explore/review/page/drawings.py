@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
+from tilecast.explore.map_picture import mark_points
 from tilecast.explore.review.page.charts import COLOURS, Bars, Chart, Field, Mark, Scatter
 from tilecast.explore.review.page.plots import CYCLE, lines_of, nice_ticks
 
@@ -205,23 +206,11 @@ def _field(chart: Field, figure: Any) -> None:
         edgecolors="none",
     )
     lines = axis.contour(chart.x, chart.y, chart.values, levels=chart.levels, colors="#1a1a1a", linewidths=0.9)
-    axis.clabel(lines, fmt="%.0f", fontsize=8)
-    axis.plot(
-        [d.x for d in chart.dots],
-        [d.y for d in chart.dots],
-        "o",
-        markersize=7,
-        markerfacecolor="white",
-        markeredgecolor="black",
-    )
-    for dot in chart.dots:
-        axis.annotate(
-            dot.text, (dot.x, dot.y), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=8, weight="bold"
-        )
     axis.set(xlim=(chart.x[0], chart.x[-1]), ylim=(chart.y[0], chart.y[-1]), xlabel=chart.x_title, ylabel=chart.y_title)
     _plain_ticks(axis, list(_doublings(chart.x)), list(_doublings(chart.y)))
     axis.grid(visible=False)
     _legend(figure, list(zip(names, colours, strict=True)))
+    mark_points(axis, {(dot.x, dot.y): dot.text for dot in chart.dots}, lines)
 
 
 def _doublings(values: tuple[float, ...]) -> Iterator[float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tilecast.explore.review.content.content import Launch, Point, Region
 from tilecast.explore.review.content.nearby import region
-from tilecast.explore.review.content.reviewed import Comparison, Reviewed
+from tilecast.explore.review.content.reviewed import Comparison, Reviewed, comparison
 from tilecast.explore.review.content.roofline import loop_work
 from tilecast.model.backward import BACKWARD_FAMILIES, BackwardVariant, family_of, native_backward
 from tilecast.model.forecast.answer import Explained
@@ -34,11 +34,7 @@ def _what_if(
     workload: Workload, machine: Machine, changes: dict[str, float] | None, scales: dict[str, float] | None,
     variant: BackwardVariant | None, family: str | None, clock: str | float, level: Compiler | None,
 ) -> Comparison:  # fmt: skip
-    w = backward_what_if(workload, machine, changes, scales, variant=variant, family=family, clock=clock)
-    return Comparison(
-        tuple((c.fact, c.before, c.after, c.unit) for c in w.changes), w.before, w.after, w.speedup, w.speedup_kept,
-        w.kept_refused, tuple((k.knob, k.before, k.after) for k in w.knob_changes),
-    )  # fmt: skip
+    return comparison(backward_what_if(workload, machine, changes, scales, variant=variant, family=family, clock=clock))
 
 
 def _sensitivities(
@@ -56,13 +52,17 @@ def _refusal(variant: BackwardVariant, workload: Workload, machine: Machine) -> 
     return family_of(variant).legality(variant, workload, machine).sentence()
 
 
+def _unwritten(variant: BackwardVariant, workload: Workload, machine: Machine) -> str:
+    return family_of(variant).writable(variant, workload, machine).sentence()
+
+
 def _shipped(variant: BackwardVariant, workload: Workload, machine: Machine) -> None:
     """Only tilecast ships kernels of these classes as they are written here."""
 
 
 def _others(
     variant: BackwardVariant, workload: Workload, machine: Machine, clock: str | float
-) -> Iterator[tuple[str, BackwardVariant]]:  # fmt: skip
+) -> Iterator[tuple[str, BackwardVariant]]:
     for family in BACKWARD_FAMILIES:
         if family.name != variant.family and any(True for _ in family.space(workload, machine)):
             yield family.name, best_backward(workload, machine, family.name, clock)[0]
@@ -97,7 +97,7 @@ def _published(p: Explained) -> Region:
     missing = f"No published backward pass was taken on a GPU with {p.machine.name}'s kind of tensor core: nothing here says how far off the forecast is."
     return region(
         p, "published", fastest_published(), lambda q: q.workload, lambda q: q.machine, _published_point, note, missing
-    )  # fmt: skip
+    )
 
 
 def _published_point(row: FastestBackward) -> Point | None:
@@ -138,7 +138,7 @@ def _measured_point(row: MeasuredPass) -> Point | None:
 
 
 REVIEWED = Reviewed(
-    BACKWARD, _predict, _what_if, _sensitivities, _space, _refusal, _shipped, _others, _native, loop_work, _launches, regions,
+    BACKWARD, _predict, _what_if, _sensitivities, _space, _refusal, _unwritten, _shipped, _others, _native, loop_work, _launches, regions,
     fastest_passes,
     "every knob of the chosen kernel changed alone, and the best of every other class that runs the shape",
     "TFLOP/s count 2.5 times the forward pass, five products against two, whatever is computed again; the time is that of all launches.",

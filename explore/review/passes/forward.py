@@ -8,7 +8,7 @@ from pathlib import Path
 from tilecast.base.data import MEASURED
 from tilecast.explore.review.content.content import Launch, Point, Region
 from tilecast.explore.review.content.nearby import region
-from tilecast.explore.review.content.reviewed import Comparison, Reviewed
+from tilecast.explore.review.content.reviewed import Comparison, Reviewed, comparison
 from tilecast.explore.review.content.roofline import loop_work
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import (
@@ -50,11 +50,9 @@ def _what_if(
     workload: Workload, machine: Machine, changes: dict[str, float] | None, scales: dict[str, float] | None,
     variant: Variant | None, family: str | None, clock: str | float, level: Compiler | None,
 ) -> Comparison:  # fmt: skip
-    w = what_if(workload, machine, changes, scales, variant=variant, family=family, clock=clock, compiler=level)
-    return Comparison(
-        tuple((c.fact, c.before, c.after, c.unit) for c in w.changes), w.before, w.after, w.speedup, w.speedup_kept,
-        w.kept_refused, tuple((k.knob, k.before, k.after) for k in w.knob_changes),
-    )  # fmt: skip
+    return comparison(
+        what_if(workload, machine, changes, scales, variant=variant, family=family, clock=clock, compiler=level)
+    )
 
 
 def _sensitivities(
@@ -71,13 +69,17 @@ def _refusal(variant: Variant, workload: Workload, machine: Machine) -> str:
     return legality(variant, workload, machine).sentence()
 
 
+def _unwritten(variant: Variant, workload: Workload, machine: Machine) -> str:
+    return family_of(variant).writable(variant, workload, machine).sentence()
+
+
 def _shipped(variant: Variant, workload: Workload, machine: Machine) -> Variant:
     return published_variant(variant.family, workload, machine)
 
 
 def _others(
     variant: Variant, workload: Workload, machine: Machine, clock: str | float
-) -> Iterator[tuple[str, Variant]]:  # fmt: skip
+) -> Iterator[tuple[str, Variant]]:
     for family in FAMILIES:
         if family != variant.family:
             try:
@@ -124,9 +126,7 @@ def _published(p: Explained) -> Region:
         f"No published attention row was taken on a GPU with {p.machine.name}'s kind of tensor core: "
         "nothing here says how far off the forecast is."
     )
-    return region(
-        p, "published", fast, lambda q: q.workload, lambda q: q.machine, _published_point, note, missing
-    )  # fmt: skip
+    return region(p, "published", fast, lambda q: q.workload, lambda q: q.machine, _published_point, note, missing)
 
 
 def _published_point(point: PublishedPoint) -> Point | None:
@@ -150,9 +150,7 @@ def _measured(p: Explained, table: Path | None) -> Region:
     else:
         best = _best_of_shape(generated_runs(read(path)))
     note = f"Fastest generated kernel of every shape in {path.name}, forecast with the variant that ran, at the clock it ran at."
-    return region(
-        p, "own kernels", best, lambda m: m.workload(), lambda m: m.machine, _measured_point, note, missing
-    )  # fmt: skip
+    return region(p, "own kernels", best, lambda m: m.workload(), lambda m: m.machine, _measured_point, note, missing)
 
 
 def _best_of_shape(rows: Iterable[Measured]) -> list[Measured]:
@@ -180,7 +178,7 @@ def _measured_point(row: Measured) -> Point | None:
 
 
 REVIEWED = Reviewed(
-    FORWARD, _predict, _what_if, _sensitivities, _space, _refusal, _shipped, _others, _native, _work, _launches, regions, read,
+    FORWARD, _predict, _what_if, _sensitivities, _space, _refusal, _unwritten, _shipped, _others, _native, _work, _launches, regions, read,
     "every knob of the chosen kernel changed alone, the authors' kernel and the other families",
     "TFLOP/s count 2 Sq Sk (Dqk + Dv) a head, half of it under a square causal mask, as the FlashAttention papers do.",
 )  # fmt: skip

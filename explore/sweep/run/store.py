@@ -2,7 +2,7 @@
 
 Write-ahead logging without a sync a commit: a killed process loses nothing that was committed and the file stays sound; a
 power cut may lose the last commits, and the file still stays sound.  One sweep writes at a time (a lock beside the
-file, freed by the system however the process ends); anybody may read meanwhile.
+file, freed by the system however the process ends); other processes may read meanwhile.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Warp-specialised kernels of anybody: the steady loops of their roles, simulated instruction by instruction."""
+"""Warp-specialised kernels, ours and others: the steady loops of their roles, simulated instruction by instruction."""

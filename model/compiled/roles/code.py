@@ -39,7 +39,7 @@ class RoleInstruction(NamedTuple):
     kind: str = "plain"
     #: Number of its barrier in `KernelRoles.barriers`; -1: none, or one that no loop uses.
     barrier: int = -1
-    #: wait: phases that count as complete before anybody arrives, 1 where a fresh barrier lets it pass;
+    #: wait: phases that count as complete before the first arrival, 1 where a fresh barrier lets it pass;
     #: tensor_load, tensor_store, shared_load, shared_store: registers a thread; copy, copy_out: bytes; group_copy: bytes a lane;
     #: wgmma: 1 where its group ends;
     #: wgmma_wait, group_wait: groups that may stay under way; named_wait, named_arrive: threads that open it, 0: all that ever
@@ -66,7 +66,7 @@ class Barrier(NamedTuple):
     #: (role, kind, how often a phase) of all who arrive at it.
     parties: tuple[tuple[int, str, int], ...]
     #: Arrivals that complete a phase, of any warp; 0: each party brings its own to every phase.
-    anyone: int = 0
+    arrivals_by_turns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from tilecast.model.compiled.costs import PARTITIONS, WarpCosts, latencies, pipe
 from tilecast.model.compiled.roles.code import RoleInstruction
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.backward.kernels import add_rate
+from tilecast.model.pipeline.softmax_cost import barrier_cycles
 from tilecast.model.pipeline.tensor_core import (
     mma_completion_latency_cycles,
     mma_instruction_cycles,
@@ -106,7 +107,7 @@ def role_costs(machine: Machine) -> RoleCosts:
         handover=m.get("sync.mbarrier_one_way_cycles", m["sync.mbarrier_roundtrip_cycles"]),
         remote=m["sync.cluster_arrive_cycles"],
         named=m["sync.named_barrier_cycles"],
-        met=m.get("sync.barrier_cycles", m["sync.named_barrier_cycles"]),
+        met=barrier_cycles(m),
         fence=m["sync.fence_async_cycles"],
         read_bytes=m["tmem.read_bytes_per_clk"] / PARTITIONS if tensor_memory else 0.0,
         write_bytes=m["tmem.write_bytes_per_clk"] / PARTITIONS if tensor_memory else 0.0,

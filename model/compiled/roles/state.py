@@ -80,7 +80,7 @@ class State:
         """When the ``phase``-th phase (from 1) of a ring is complete; None while that is unknown."""
         if phase <= 0:
             return 0.0
-        if count := self.kernel.barriers[barrier].anyone:
+        if count := self.kernel.barriers[barrier].arrivals_by_turns:
             came = self.came[barrier]
             return max(came[: phase * count]) if len(came) >= phase * count else None
         at = 0.0
@@ -122,7 +122,7 @@ class State:
     def arrive(self, warp: Warp, one: RoleInstruction, at: float) -> None:
         if one.barrier < 0:
             return
-        if self.kernel.barriers[one.barrier].anyone:
+        if self.kernel.barriers[one.barrier].arrivals_by_turns:
             self.came[one.barrier].append(at)
             return
         party = (one.barrier, one.kind)

@@ -136,9 +136,8 @@ def tile_widths(head_dim: int) -> tuple[int, ...]:
     return tuple(1 << bit for bit in reversed(range(head_dim.bit_length())) if head_dim >> bit & 1)
 
 
-def space(workload: Workload, machine: Machine) -> Grid[Fa2Variant]:
+def space(workload: Workload, _machine: Machine) -> Grid[Fa2Variant]:
     """Every combination of knobs worth telling apart, in order of preference among equals."""
-    del machine
     schedulers = ("grid",) if workload.mask == "none" else ("longest-first", "grid")
     tiles = ((128, 8), (128, 4), (64, 4), (64, 8), (256, 8), (32, 4))
     rows = product(schedulers, tiles, (128, 64, 32, 16, 96, 256), (3, 2, 4, 1))

@@ -153,9 +153,8 @@ def emulated_of_eight(share: float) -> int | None:
     return count if abs(share * 8 - count) < 1e-9 and 0 <= count <= 8 else None
 
 
-def space(workload: Workload, machine: Machine) -> Grid[Fa3Variant]:
+def space(workload: Workload, _machine: Machine) -> Grid[Fa3Variant]:
     """Every combination of knobs worth telling apart, in order of preference among equals."""
-    del machine
     schedulers: tuple[str, ...] = ("persistent", "grid")
     if workload.mask != "none":
         paired = ("paired",) if workload.mask == "causal" else ()
@@ -180,9 +179,8 @@ def _combinations(schedulers: tuple[str, ...], narrow: bool) -> Grid[Fa3Variant]
     return Grid(Fa3Variant, knobs, rows, rescale_threshold=e4m3.MOST_GROWTH if narrow else 8.0)
 
 
-def published(workload: Workload, machine: Machine) -> Fa3Variant:
+def published(workload: Workload, _machine: Machine) -> Fa3Variant:
     """The variant that FlashAttention-3 ships for this shape (FA3C: tile_size.h, flash_fwd_launch_template.h)."""
-    del machine
     masked, wide = workload.mask != "none", max(workload.head_dim_qk, workload.head_dim_v)
     groups, tile_n, overlap = _tile_of_eight_bits(wide) if workload.dtype == "fp8" else _tile_of_sixteen_bits(workload)
     turns = wide >= 128 if workload.dtype == "fp8" else wide <= 128

@@ -49,15 +49,13 @@ def space(workload: Workload, machine: Machine) -> Grid[UnfusedVariant]:
     return Grid(UnfusedVariant, ("intermediate_bytes",), ((0,), (2,), (4,)))
 
 
-def published(workload: Workload, machine: Machine) -> UnfusedVariant:
+def published(_workload: Workload, _machine: Machine) -> UnfusedVariant:
     """Intermediates in the inputs' type."""
-    del workload, machine
     return UnfusedVariant()
 
 
-def structure(v: UnfusedVariant) -> tuple[object, ...]:
+def structure(_v: UnfusedVariant) -> tuple[object, ...]:
     """There is one."""
-    del v
     return ()
 
 

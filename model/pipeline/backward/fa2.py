@@ -142,7 +142,6 @@ def _pipeline(w: Workload, walk: _Walk, m: Machine, ctas: int) -> Pipeline:
         edge_read_bytes=owned, edge_write_bytes=written, tiles_overlap=False,
         legacy_matrix_path=m.tensor_kind == "tcgen05",
         mask_demand=tuple((f"exp{s}", common.mask_work(m, parts[0].elements * 2.0)) for s in range(streams)),
-        facts_used=("tensor.mma_latency_cycles", common.packing_fact(w)),
     )  # fmt: skip
 
 

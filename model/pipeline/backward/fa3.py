@@ -39,7 +39,7 @@ from tilecast.model.pipeline.backward import kernels
 from tilecast.model.pipeline.backward.arithmetic import differences, probabilities, step_work
 from tilecast.model.pipeline.backward.warps import TERM_LOADS, WARPS, Warpgroups, term_port_bytes
 from tilecast.model.pipeline.fa3 import arithmetic, product
-from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step
+from tilecast.model.pipeline.graph import Buffer, Edge, Engine, Op, Pipeline, Role, Step
 from tilecast.model.pipeline.hopper.order import ROWS
 
 #: Instructions of a warp and half step that do not scale with the tile: on the ALU, on the FMA pipe, others (machine code of the
@@ -152,7 +152,7 @@ class _Loop(Warpgroups):
         read = size / m["smem.bytes_per_clk"]
         alone = max(m["l2.latency_cycles"] + kernels.add_cycles(m, size), read)
         # A warp waits until its tile is added before it takes the next: two have one each under way.
-        by_turns = "tma" if v.adders > 1 else ""
+        by_turns: Engine = "tma" if v.adders > 1 else ""
         add = (
             Op("add", "add dq", "add", (("smem", read),), alone, engine=by_turns,
                issue_cycles=m["tma.issue_cycles"] if by_turns else 0.0)
@@ -281,5 +281,4 @@ class _Loop(Warpgroups):
             epilogue_cycles=2 * self.leave(TILE_N * d),
             edge_read_bytes=owned * size, edge_write_bytes=owned * size, tiles_overlap=False,
             mask_demand=tuple((f"exp{part}{g}", masked) for g in _GROUPS for part in self.parts),
-            facts_used=self.facts(),
         )  # fmt: skip

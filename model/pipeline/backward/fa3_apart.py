@@ -106,9 +106,7 @@ class _Keys(Warpgroups):
         }  # fmt: skip
         late = ("turn0", "dv", "have_dv", "turn1", "dk", "have_dk")
         # Waiting for the other tensor's tile of the step before is done with in that step.
-        programs = {
-            role: tuple(Step(name, 0 if name in late else 1) for name in lap) for role, lap in laps.items()
-        }  # fmt: skip
+        programs = {role: tuple(Step(name, 0 if name in late else 1) for name in lap) for role, lap in laps.items()}
         owned = TILE * (d + dv) * size
         return Pipeline(
             name=f"fa3 backward apart, keys {TILE}x{TILE}", machine=m.name,
@@ -127,7 +125,7 @@ class _Keys(Warpgroups):
             ),
             rows_per_cta=TILE, keys_per_iteration=TILE, ctas_per_sm=1, prologue_cycles=self.start(14),
             epilogue_cycles=self.leave(TILE * max(d, dv)), edge_read_bytes=owned, edge_write_bytes=owned,
-            tiles_overlap=False, mask_demand=(("exp", common.mask_work(m, elements * 2.0)),), facts_used=self.facts(),
+            tiles_overlap=False, mask_demand=(("exp", common.mask_work(m, elements * 2.0)),), 
         )  # fmt: skip
 
 
@@ -184,5 +182,5 @@ class _Queries(Warpgroups):
             rows_per_cta=rows, keys_per_iteration=TILE, ctas_per_sm=1, prologue_cycles=self.start(7),
             epilogue_cycles=self.leave(TILE * d), edge_read_bytes=rows * (d + dv) * size, edge_write_bytes=rows * d * size,
             tiles_overlap=False,
-            mask_demand=tuple((f"exp{g}", common.mask_work(m, TILE * TILE * 2.0)) for g in (0, 1)), facts_used=self.facts(),
+            mask_demand=tuple((f"exp{g}", common.mask_work(m, TILE * TILE * 2.0)) for g in (0, 1)), 
         )  # fmt: skip

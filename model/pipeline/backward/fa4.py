@@ -166,7 +166,7 @@ class _Walk:
         return [
             Op("out", "dq to shared memory", "reduce", (("tmem_read", read), ("smem", port)), alone),
             Op("add", "add dq", "reduce", (("smem", port),), added, engine="tma", issue_cycles=m["tma.issue_cycles"]),
-        ]  # fmt: skip
+        ]
 
     def exchange(self) -> list[Op]:
         """Half of dS from each CTA of a pair to the other, SM to SM."""
@@ -280,7 +280,6 @@ class _Walk:
             + out * 2 / m["smem.bytes_per_clk"] + m["l2.latency_cycles"],
             edge_read_bytes=owned, edge_write_bytes=out * size, tiles_overlap=False,
             mask_demand=tuple((f"p{g}", common.mask_work(m, self.elements)) for g in _COMPUTE),
-            facts_used=("tmem.load_latency_cycles", "tmem.read_bytes_per_clk", "sync.mbarrier_roundtrip_cycles", common.packing_fact(w)),
         )  # fmt: skip
 
     def buffers(self) -> tuple[Buffer, ...]:

@@ -76,10 +76,3 @@ class Warpgroups:
         """A sum of ``elements`` by way of shared memory into L2."""
         m = self.m
         return elements * self.w.dtype_bytes / m["smem.bytes_per_clk"] + m["l2.latency_cycles"]
-
-    def facts(self) -> tuple[str, ...]:
-        """Facts that the loop rests on."""
-        return (
-            "regs.mma_share", "tensor.mma_latency_cycles", common.packing_fact(self.w), "sync.mbarrier_roundtrip_cycles",
-            "smem.store_bytes_per_clk_under_mma",
-        )  # fmt: skip

@@ -94,9 +94,7 @@ def program(w: Workload, v: Fa3Variant, m: Machine, g: int, *, spills: bool) -> 
     if spills:
         lap.append("spill")
     left_out = set() if takes_turns(v) else {"begin", "turn", "pass"}
-    return tuple(
-        Step(_named(name, g), 0 if name in before else 1) for name in lap if name not in left_out
-    )  # fmt: skip
+    return tuple(Step(_named(name, g), 0 if name in before else 1) for name in lap if name not in left_out)
 
 
 def _products_and_softmax(w: Workload, v: Fa3Variant, m: Machine) -> list[str]:

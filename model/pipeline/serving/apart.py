@@ -9,14 +9,7 @@ instructions, of which 432 are for blocks at an edge of the mask or the end of t
 
 from __future__ import annotations
 
-from tilecast.model.kernel.variants.hopper.serving import (
-    ROWS_E4M3,
-    HopperRunsE4m3Variant,
-    HopperRunsVariant,
-    HopperServingE4m3Variant,
-    shared_bytes_e4m3,
-    shared_bytes_runs,
-)
+from tilecast.model.kernel.variants.hopper.serving import ROWS_E4M3, HopperRunsVariant, HopperServingE4m3Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
@@ -35,15 +28,14 @@ _REDUCTION, _LOOP, _BARRIERS = 12, 45, 2
 
 
 def build(
-    workload: Workload, variant: HopperServingE4m3Variant | HopperRunsVariant, machine: Machine, programs: int = 1
-) -> Pipeline:
-    """The loop of ``programs`` programs on an SM, each with a tile of 16 rows."""
-    w, m = workload, machine
-    narrow = isinstance(variant, HopperServingE4m3Variant | HopperRunsE4m3Variant)
+    workload: Workload, variant: HopperServingE4m3Variant | HopperRunsVariant, machine: Machine, shared_bytes: int, programs: int = 1
+) -> Pipeline:  # fmt: skip
+    """The loop of ``programs`` programs on an SM, each with a tile of 16 rows and ``shared_bytes`` of shared memory for its tiles."""
+    w, m, narrow = workload, machine, variant.narrow
     keys = variant.tile_n // WARPS
     scores, sums = ROWS_E4M3 * keys / _LANES, ROWS_E4M3 * w.head_dim_v / _LANES
     total = float(ROWS_E4M3 * variant.tile_n)
-    barrier = m.get("sync.barrier_cycles", 25.0) + m.get("sync.barrier_spread_cycles", 0.0)
+    barrier = common.barrier_cycles(m) + m.get("sync.barrier_spread_cycles", 0.0)
     quad = 2 * (m["shuffle.latency_cycles"] + m["alu.latency_cycles"])
     exp = {unit: c for unit, c in common.exp_work(m, w, total, 0.0, 3).cycles if unit not in ("issue", "regs")}
     fma, _ = common.fma_cost(m, total)
@@ -104,11 +96,6 @@ def build(
         Edge("give_back", "load_v", stages, m["sync.mbarrier_roundtrip_cycles"], "buffer", "V slot"),
     )
     program = ("widen_k", "qk", "max", "exp", "rescale", "sum", "give_back", "widen_v", "pv")
-    shared = (
-        shared_bytes_e4m3(variant, w)
-        if isinstance(variant, HopperServingE4m3Variant)
-        else shared_bytes_runs(variant, w, stages)
-    )
     return Pipeline(
         name=f"serving {'e4m3' if narrow else 'runs'} on Hopper {ROWS_E4M3}x{variant.tile_n}",
         machine=m.name,
@@ -118,12 +105,11 @@ def build(
             Role("load", (Step("load_k"), Step("load_v")), 1, 104),
             Role("warps", tuple(Step(name) for name in program), WARPS, 232),
         ),
-        buffers=(Buffer("tiles", "smem", shared * programs, 1, "load_k", "widen_k"),),
+        buffers=(Buffer("tiles", "smem", shared_bytes * programs, 1, "load_k", "widen_k"),),
         rows_per_cta=ROWS_E4M3,
         keys_per_iteration=variant.tile_n,
         ctas_per_sm=programs,
         prologue_cycles=m["launch.cta_start_cycles"],
         epilogue_cycles=m["l2.latency_cycles"],
         tiles_overlap=False,
-        facts_used=("tensor.mma_sync_flop_per_clk", common.packing_fact(w)),
     )

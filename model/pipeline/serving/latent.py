@@ -32,8 +32,8 @@ def build(workload: Workload, variant: HopperMlaVariant, machine: Machine) -> Pi
         warpgroups=1, tile_n=KEYS, kv_stages=variant.kv_stages, overlap=False, ping_pong=False, rescale="always"
     )
     made = fa3.build(replace(workload, head_dim_v=half, mask="causal", window=None), like, machine)
-    barrier = m.get("sync.barrier_cycles", 25.0) + m.get("sync.barrier_spread_cycles", 0.0) / 2
-    vote = m.get("warp.vote_latency_cycles", 12.0) + 2.0 * m["alu.latency_cycles"]
+    barrier = common.barrier_cycles(m) + m.get("sync.barrier_spread_cycles", 0.0) / 2
+    vote = m["warp.vote_latency_cycles"] + 2.0 * m["alu.latency_cycles"]
     written = ROWS * KEYS * size / m["smem.bytes_per_clk"]
     handing = written + m["smem.latency_cycles"] + _BARRIERS * barrier
     total = common.row_sum_work(m, float(ROWS * KEYS))
@@ -80,6 +80,6 @@ def build(workload: Workload, variant: HopperMlaVariant, machine: Machine) -> Pi
             Buffer("Q", "smem", rows * workload.head_dim_qk, 1, "", "qk0"), Buffer("P", "smem", rows * KEYS, 1, "give0", "pv1"),
             Buffer("K", "smem", KEYS * workload.head_dim_qk * size, variant.kv_stages, "load_k", "qk0"),
         ),
-        keys_per_iteration=KEYS, rows_per_cta=ROWS, mask_demand=(), facts_used=("regs.mma_share", common.packing_fact(workload)),
+        keys_per_iteration=KEYS, rows_per_cta=ROWS, mask_demand=(), 
         edge_read_bytes=float(rows * workload.head_dim_qk), edge_write_bytes=float(rows * workload.head_dim_v),
     )  # fmt: skip

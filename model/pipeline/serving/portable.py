@@ -57,7 +57,6 @@ def build(
         epilogue_cycles=machine["l2.latency_cycles"],
         tiles_overlap=False,
         legacy_matrix_path=machine.tensor_kind != "mma_sync",
-        facts_used=("tensor.mma_sync_flop_per_clk", common.packing_fact(workload)),
     )
 
 
@@ -115,7 +114,7 @@ class _Program:
     def exchange(self) -> float:
         """Cycles until what a warp has written to shared memory is read by another behind a barrier."""
         m = self.m
-        barrier = m.get("sync.barrier_cycles", 25.0) + m.get("sync.barrier_spread_cycles", 0.0)
+        barrier = common.barrier_cycles(m) + m.get("sync.barrier_spread_cycles", 0.0)
         return barrier + m["smem.latency_cycles"]
 
     def reduction(self) -> float:

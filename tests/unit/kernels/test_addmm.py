@@ -254,7 +254,7 @@ def test_flops_are_counted(launched) -> None:  # type: ignore[no-untyped-def]
         (lambda c, a, b: ((c, a, b), {"out": c[:1].expand(48, 40)}), "out: expected a tensor whose elements lie apart"),
         (lambda c, a, b: ((c, a.requires_grad_(), b), {"out": c}), "leave out= away"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_one_sentence(launched, change, words) -> None:  # type: ignore[no-untyped-def]
     arguments, options = change(*tensors())
     with pytest.raises(tilecast.AttentionError, match=words) as error:

@@ -179,6 +179,17 @@ def test_report_shows_expressions_and_numbers() -> None:
         assert piece in text
 
 
+@pytest.mark.parametrize("width", [120, 80])
+def test_descriptions_stand_below_each_other(width: int) -> None:
+    table = demand_report(load_machine("b200"), dims(128, 128), width=width).split("\n\n")[2].split("\n")
+    assert max(map(len, table)) <= width
+    (shared,) = (i for i, line in enumerate(table) if line.strip().startswith("T_SMEM"))
+    form = table[shared : next(i for i, line in enumerate(table) if "shared memory, sum" in line)]
+    assert form[-1].endswith("N*b*v/W")
+    place = table[1].index("matrix unit: S") if width == 120 else table[1].index("2*M") + 6
+    assert [line.index("shared memory, sum") for line in table if "shared memory, sum" in line] == [place]
+
+
 def test_machines_without_tensor_memory_show_none() -> None:
     names = [row["name"] for row in demand_dict(load_machine("h100-sxm"), dims(128, 128))["forward"]]
     assert not any("TMEM" in name for name in names)

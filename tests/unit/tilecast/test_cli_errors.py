@@ -68,7 +68,7 @@ def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["validate", "published", "--picture", "/none/x.png"], ("/none/x.png", "does not exist")),
     ],
     ids=lambda v: " ".join(a[:12] for a in v[-2:]) if isinstance(v, list) else "",
-)  # fmt: skip
+)
 def test_one_sentence(arguments: list[str], parts: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     sentence = refusal(arguments, capsys)
     missing = [part for part in parts if part not in sentence]

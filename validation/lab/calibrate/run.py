@@ -42,9 +42,7 @@ def case_sha(case: Case) -> str:
 
 def key_of(case: Case, identity: Identity) -> tuple[str, ...]:
     """The store's key of a case on this GPU."""
-    return (
-        identity.name, identity.driver, case.group, case.benchmark, params_text(case.params), case_sha(case)
-    )  # fmt: skip
+    return (identity.name, identity.driver, case.group, case.benchmark, params_text(case.params), case_sha(case))
 
 
 def run_cases(gpu: Gpu, cases: list[Case], store: str | Path, command: str, progress: Progress) -> Outcome:

@@ -54,7 +54,7 @@ def subject(item: Item, version: str) -> Subject:
     from tilecast.model.machine.machine import load_machine
 
     family = find_family(item.kernel)
-    variant = parse_variant(f"family={family.name},{item.variant.removeprefix('family=' + family.name + ',')}")  # fmt: skip
+    variant = parse_variant(f"family={family.name},{item.variant.removeprefix('family=' + family.name + ',')}")
     # The source must not depend on the length, so that one compilation serves all lengths of a shape.
     source = generate(item.workload, load_machine(item.machine), family, variant, version, compiler=None).source
     sha = hashlib.sha256(without_header(source).encode()).hexdigest()[:16]

@@ -39,7 +39,6 @@ class Nvml:
         by = pynvml.nvmlDeviceGetHandleByUUID if isinstance(gpu, str) else pynvml.nvmlDeviceGetHandleByIndex
         self._gpu = by(gpu)
         self.driver = str(pynvml.nvmlSystemGetDriverVersion())
-        self.power_limit_w = pynvml.nvmlDeviceGetEnforcedPowerLimit(self._gpu) / 1e3
 
     def sample(self) -> tuple[float, float, float, int]:
         """(SM clock in MHz, board power in W, temperature in C, mask of throttle reasons) now."""

@@ -62,11 +62,6 @@ class Timed:
             self._launches[i % len(self._launches)]()
         self.stamps.end()
 
-    @property
-    def captured(self) -> bool:
-        """Whether the launches replay as a CUDA graph."""
-        return self._graph is not None
-
     def start(self) -> None:
         """Queue one sample."""
         if self._graph is not None:

@@ -70,7 +70,7 @@ def writable(variant: HopperMlaVariant, workload: Workload, machine: Machine) ->
         return Verdict(
             f"family mla-hopper is written for head_dim_v of 128, 256 or 512 and a wider head_dim_qk in steps of {PIECE}, got {qk}/{v}",
             "use 576/512",
-        )  # fmt: skip
+        )
     if variant.kv_stages < 2:
         return Verdict(f"kv_stages must be 2 or more, got {variant.kv_stages}", "use 2")
     for name in ("split_keys", "split_keys_of_many"):

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import ClassVar
 
 from tilecast.model.kernel.variants.serving import has_room
 from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
@@ -45,6 +46,9 @@ _MOST_COLUMNS, _MOST_COLUMNS_E4M3 = 256, 128
 @dataclass(frozen=True, slots=True)
 class HopperServingVariant:
     """Blocks in flight, and how keys are split."""
+
+    #: Whether K and V are bytes of e4m3.
+    narrow: ClassVar[bool] = False
 
     family: str = "serving-hopper"
     #: Keys of a block, and blocks of K, and of V, that are in flight.
@@ -143,6 +147,8 @@ def chosen(workload: Workload, machine: Machine) -> HopperServingVariant:
 class HopperServingE4m3Variant(HopperServingVariant):
     """Blocks of bytes in flight (``kv_stages``), whose keys the four matrix warps deal among them, and how keys are split."""
 
+    narrow: ClassVar[bool] = True
+
     family: str = "serving-hopper-e4m3"
     tile_n: int = 128
     kv_stages: int = 4
@@ -232,6 +238,8 @@ class HopperRunsE4m3Variant(HopperRunsVariant):
     """The same for caches of e4m3, whose bytes warps widen in registers: blocks and splits of twice the keys, in runs where
     rounds are nearly full and one by one elsewhere."""
 
+    narrow: ClassVar[bool] = True
+
     family: str = "serving-hopper-runs-e4m3"
     tile_n: int = 128
     kv_stages: int = 2
@@ -255,7 +263,7 @@ def shared_bytes_runs(variant: HopperRunsVariant, workload: Workload, stages: in
     """Shared memory of a program with one item: rings of ``stages`` blocks of K and V, and what four warps have made of O, its maxima and
     sums, in float32."""
     moving = stages * variant.tile_n * (workload.head_dim_qk + workload.head_dim_v)
-    element = 1 if isinstance(variant, HopperRunsE4m3Variant) else workload.dtype_bytes
+    element = 1 if variant.narrow else workload.dtype_bytes
     return element * moving + 4 * 4 * ROWS_E4M3 * (workload.head_dim_v + 2)
 
 

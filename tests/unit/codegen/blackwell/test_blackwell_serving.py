@@ -14,16 +14,13 @@ from tilecast.codegen.serving import generate_serving
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.variants.blackwell_serving import BlackwellServingVariant
 from tilecast.model.kernel.verdict import VariantError
-from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 from tilecast.model.serving import BLACKWELL_SERVING, parse_serving, writable
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("greenlet")
 
-from support.serving import Problem, error_of, make, outputs, parted  # noqa: E402
-
-import tilecast  # noqa: E402
+from support.serving import Problem, emulated_kernels, error_of, heads, launch, make, parted  # noqa: E402
 
 #: Small splits and rings, so that small problems have many: groups of 4 splits, and groups of groups.
 SMALL = BlackwellServingVariant(
@@ -37,34 +34,9 @@ STEP = ((1, 5), (1, 70), (1, 130), (1, 0), (4, 33), (2, 64))
 MANY = ((1, 700), (3, 450), (1, 64), (1, 65))
 
 
-def work(dims: tuple[int, int] = (64, 64), **more: int) -> Workload:
-    return Workload(head_dim_qk=dims[0], head_dim_v=dims[1], **more)
-
-
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory):
-    made = {}
-
-    def of(variant: BlackwellServingVariant, dims: tuple[int, int], mode: str = "late", seed: int = 0, machine="b200"):
-        key = variant, dims, mode, seed, machine
-        if key not in made:
-            path = tmp_path_factory.mktemp("kernels") / f"made{len(made)}.py"
-            path.write_text(generate_serving(work(dims), load_machine("b200"), variant).source)
-            made[key] = tilecast.emulated(str(path), machine=machine, mode=mode, seed=seed)
-        return made[key]
-
-    return of
-
-
-def launch(module, problem: Problem, made, sms: int = 3):
-    """(out, lse) of a launch."""
-    out, lse = outputs(made, problem)
-    most_q, most_k = (max(pair[i] for pair in problem.lengths) for i in (0, 1))
-    module.launch(
-        made.q, made.k, made.v, out, lse, problem.factor, sinks=made.sinks, max_seqlen_q=max(most_q, 1),
-        max_seqlen_k=max(most_k, 1), window=problem.window, softcap=problem.softcap, sms=sms, **made.lists,
-    )  # fmt: skip
-    return out, lse
+    return emulated_kernels(tmp_path_factory, "b200", "b200")
 
 
 PROBLEMS = [
@@ -88,7 +60,7 @@ PROBLEMS = [
 @pytest.mark.parametrize(("variant", "problem"), PROBLEMS, ids=lambda value: "")
 def test_is_attention(variant, problem, kernel) -> None:
     made = make(problem)
-    assert error_of(problem, made, *launch(kernel(variant, problem.dims), problem, made)) <= 1.0
+    assert error_of(problem, *launch(kernel(variant, problem.dims), problem, made)) <= 1.0
 
 
 @pytest.mark.parametrize(("seed", "machine"), [(0, "b200"), (1, "b200"), (2, "b300")])
@@ -96,7 +68,7 @@ def test_is_attention_whatever_goes_first(seed, machine, kernel) -> None:
     for problem, variant in ((Problem(MANY), SMALL), (Problem(STEP, scale=1.0), WHOLE)):
         made = make(problem)
         found = launch(kernel(variant, problem.dims, "random", seed, machine), problem, made)
-        assert error_of(problem, made, *found) <= 1.0
+        assert error_of(problem, *found) <= 1.0
 
 
 def test_maxima_that_grow_block_by_block_are_followed(kernel) -> None:
@@ -107,7 +79,7 @@ def test_maxima_that_grow_block_by_block_are_followed(kernel) -> None:
     k.copy_(k * 0.25 + torch.arange(320)[:, None, None] // 64 * 0.35)
     q.copy_(q * 0.25 + 0.75)
     made.q.copy_(q), made.k.copy_(k)
-    assert error_of(problem, made, *launch(kernel(WHOLE, problem.dims), problem, made)) <= 1.0
+    assert error_of(problem, *launch(kernel(WHOLE, problem.dims), problem, made)) <= 1.0
 
 
 def test_factors_of_a_cache_and_nothing_left_of_another_item(kernel) -> None:
@@ -120,10 +92,10 @@ def test_factors_of_a_cache_and_nothing_left_of_another_item(kernel) -> None:
         for (q, k, v), a, b in zip(made.sequences, factors, factors.flip(0), strict=True)
     ]
     module = kernel(SMALL, problem.dims)
-    assert error_of(problem, made, *launch(module, problem, made, sms=1)) <= 1.0
+    assert error_of(problem, *launch(module, problem, made, sms=1)) <= 1.0
     # A sequence whose values are NaN keeps that to itself.
     made.v[:150] = torch.nan
-    out, _ = launch(module, problem, made, sms=1)
+    _, out, _ = launch(module, problem, made, sms=1)
     assert out[0].isnan().all()
     assert not out[1].any()
     assert out[2].isfinite().all()
@@ -132,14 +104,14 @@ def test_factors_of_a_cache_and_nothing_left_of_another_item(kernel) -> None:
 def test_a_sequence_gets_the_same_bits_alone_and_counters_are_left_at_zero(kernel) -> None:
     together = Problem(MANY, page=64)
     module = kernel(SMALL, together.dims)
-    found = parted(together, *launch(module, together, make(together)))
+    found = parted(together, *launch(module, together)[1:])
     alone = Problem(MANY[:1], page=64)  # sequence 0 holds the same in both
     made = make(alone)
     sizes = module.scratch(1, 1, 4, *MANY[0], 7)
     made.lists["work"] = [
         torch.zeros(n, dtype=kind) for n, kind in zip(sizes, (torch.float32, torch.int32), strict=True)
     ]
-    out, lse = launch(module, alone, made, sms=7)
+    _, out, lse = launch(module, alone, made, sms=7)
     assert torch.equal(out, found[0][0])
     assert torch.equal(lse, found[0][1])
     assert not made.lists["work"][1].any()
@@ -148,7 +120,7 @@ def test_a_sequence_gets_the_same_bits_alone_and_counters_are_left_at_zero(kerne
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128)])
 @pytest.mark.parametrize("machine", ["b200", "b300"])
 def test_the_chosen_variant_can_be_written_and_round_trips(dims, machine) -> None:
-    chip, workload = load_machine(machine), work(dims, heads_q=32, heads_kv=8, seqlen_q=1, seqlen_k=4096)
+    chip, workload = load_machine(machine), heads(dims, heads_q=32, heads_kv=8, seqlen_q=1, seqlen_k=4096)
     chosen = BLACKWELL_SERVING.chosen(workload, chip)
     assert writable(chosen, workload, chip).legal
     assert parse_serving(variant_text(chosen), BLACKWELL_SERVING.variant()) == chosen
@@ -170,4 +142,4 @@ def test_the_chosen_variant_can_be_written_and_round_trips(dims, machine) -> Non
 )
 def test_refuses_what_cannot_be_written(dims, machine, knobs, said) -> None:
     with pytest.raises(VariantError, match=said):
-        generate_serving(work(dims), load_machine(machine), parse_serving(knobs, BlackwellServingVariant()))
+        generate_serving(heads(dims), load_machine(machine), parse_serving(knobs, BlackwellServingVariant()))

@@ -20,9 +20,7 @@ from tilecast.model.serving import HOPPER_MLA, parse_serving, writable
 torch = pytest.importorskip("torch")
 pytest.importorskip("greenlet")
 
-from support.serving import Problem, error_of, make, outputs, parted  # noqa: E402
-
-import tilecast  # noqa: E402
+from support.serving import Problem, emulated_kernels, error_of, launch, make, parted  # noqa: E402
 
 #: Small splits, so that small problems have many.
 SMALL = HopperMlaVariant(split_keys=64, split_keys_of_many=128, whole_keys=64)
@@ -34,30 +32,7 @@ NARROW = (192, 128)
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory):
-    made = {}
-
-    def of(variant: HopperMlaVariant, dims: tuple[int, int], mode: str = "late", seed: int = 0):
-        key = variant, dims, mode, seed
-        if key not in made:
-            path = tmp_path_factory.mktemp("kernels") / f"made{len(made)}.py"
-            work = Workload(head_dim_qk=dims[0], head_dim_v=dims[1])
-            path.write_text(generate_serving(work, load_machine("h200-sxm"), variant).source)
-            made[key] = tilecast.emulated(str(path), machine="h200", mode=mode, seed=seed)
-        return made[key]
-
-    return of
-
-
-def launch(module, problem: Problem, sms: int = 3, made=None):
-    """(what was made, out, lse) of a launch."""
-    made = make(problem) if made is None else made
-    out, lse = outputs(made, problem)
-    most_q, most_k = (max(pair[i] for pair in problem.lengths) for i in (0, 1))
-    module.launch(
-        made.q, made.k, made.v, out, lse, problem.factor, sinks=made.sinks, max_seqlen_q=max(most_q, 1),
-        max_seqlen_k=max(most_k, 1), window=problem.window, softcap=problem.softcap, sms=sms, **made.lists,
-    )  # fmt: skip
-    return made, out, lse
+    return emulated_kernels(tmp_path_factory, "h200-sxm", "h200")
 
 
 def latent(lengths, heads: int = 16, dims: tuple[int, int] = NARROW, **more) -> Problem:
@@ -107,7 +82,7 @@ def test_a_sequence_gets_the_same_bits_alone_and_with_its_heads_in_other_parts(k
         sizes = module.scratch(1, 1, 128, *alone.lengths[0], 132)
         work = [torch.zeros(n, dtype=kind) for n, kind in zip(sizes, (torch.float32, torch.int32), strict=True)]
         single.lists["work"] = work
-        _, other, other_lse = launch(module, alone, 132, single)
+        _, other, other_lse = launch(module, alone, single, 132)
         assert torch.equal(other, got)
         assert torch.equal(other_lse, sums)
         assert not work[1].any()

@@ -13,16 +13,13 @@ from tilecast.codegen.serving import generate_serving
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.variants.hopper.prefill import HopperPrefillVariant
 from tilecast.model.kernel.verdict import VariantError
-from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 from tilecast.model.serving import HOPPER_PREFILL, parse_serving, writable
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("greenlet")
 
-from support.serving import Made, Problem, error_of, make, outputs, parted  # noqa: E402
-
-import tilecast  # noqa: E402
+from support.serving import Problem, emulated_kernels, error_of, heads, launch, make, outputs, parted  # noqa: E402
 
 TWO = HopperPrefillVariant(kv_stages=2)
 NARROW = replace(TWO, tile_n=32, kv_stages=3)
@@ -33,35 +30,9 @@ ONE = replace(TWO, warpgroups=1, kv_stages=1)
 CHUNKS = ((70, 200), (1, 90), (40, 33), (20, 0), (33, 128))
 
 
-def work(dims: tuple[int, int] = (64, 64), **more: int) -> Workload:
-    return Workload(head_dim_qk=dims[0], head_dim_v=dims[1], **more)
-
-
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory):
-    made = {}
-
-    def of(variant: HopperPrefillVariant, dims: tuple[int, int], mode: str = "late", seed: int = 0):
-        key = variant, dims, mode, seed
-        if key not in made:
-            path = tmp_path_factory.mktemp("kernels") / f"made{len(made)}.py"
-            path.write_text(generate_serving(work(dims), load_machine("h200-sxm"), variant).source)
-            made[key] = tilecast.emulated(str(path), machine="h200", mode=mode, seed=seed)
-        return made[key]
-
-    return of
-
-
-def launch(module, problem: Problem, made: Made | None = None, sms: int = 3, **options):
-    """(what was made, out, lse) of a launch."""
-    made = make(problem) if made is None else made
-    out, lse = outputs(made, problem)
-    most_q, most_k = (max(pair[i] for pair in problem.lengths) for i in (0, 1))
-    module.launch(
-        made.q, made.k, made.v, out, lse, problem.factor, sinks=made.sinks, max_seqlen_q=max(most_q, 1),
-        max_seqlen_k=max(most_k, 1), window=problem.window, softcap=problem.softcap, sms=sms, **made.lists, **options,
-    )  # fmt: skip
-    return made, out, lse
+    return emulated_kernels(tmp_path_factory, "h200-sxm", "h200")
 
 
 PROBLEMS = [
@@ -138,7 +109,7 @@ def test_a_sequence_gets_the_same_bits_alone_others_rows_stay_and_counters_are_l
 
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (256, 256)])
 def test_the_chosen_variant_can_be_written_and_round_trips(dims) -> None:
-    chip, workload = load_machine("h200-sxm"), work(dims, heads_q=32, heads_kv=8, seqlen_q=512, seqlen_k=4096)
+    chip, workload = load_machine("h200-sxm"), heads(dims, heads_q=32, heads_kv=8, seqlen_q=512, seqlen_k=4096)
     chosen = HOPPER_PREFILL.chosen(workload, chip)
     assert writable(chosen, workload, chip).legal
     assert parse_serving(variant_text(chosen), HOPPER_PREFILL.variant()) == chosen
@@ -165,7 +136,7 @@ def test_the_chosen_variant_can_be_written_and_round_trips(dims) -> None:
 )
 def test_refuses_what_cannot_be_written(dims, machine, knobs, said) -> None:
     with pytest.raises(VariantError, match=said):
-        generate_serving(work(dims), load_machine(machine), parse_serving(knobs, HopperPrefillVariant()))
+        generate_serving(heads(dims), load_machine(machine), parse_serving(knobs, HopperPrefillVariant()))
 
 
 def test_refuses_more_heads_to_a_key_head_than_rows_are_dealt_with(kernel) -> None:

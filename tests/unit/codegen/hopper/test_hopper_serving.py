@@ -19,7 +19,6 @@ from tilecast.model.kernel.variants.hopper.serving import (
     HopperServingVariant,
 )
 from tilecast.model.kernel.verdict import VariantError
-from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 from tilecast.model.serving import (
     HOPPER_RUNS,
@@ -33,9 +32,7 @@ from tilecast.model.serving import (
 torch = pytest.importorskip("torch")
 pytest.importorskip("greenlet")
 
-from support.serving import Made, Problem, error_of, make, outputs, parted  # noqa: E402
-
-import tilecast  # noqa: E402
+from support.serving import Made, Problem, emulated_kernels, error_of, heads, launch, make, outputs, parted  # noqa: E402
 
 #: Small splits and rings, so that small problems have many: groups of 4 splits, and groups of groups.
 SMALL = HopperServingVariant(
@@ -89,35 +86,9 @@ MANY = ((1, 700), (3, 450), (1, 64), (1, 65))
 FEW = ((1, 300), (3, 250), (1, 65))
 
 
-def work(dims: tuple[int, int] = (64, 64), **more: int) -> Workload:
-    return Workload(head_dim_qk=dims[0], head_dim_v=dims[1], **more)
-
-
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory):
-    made = {}
-
-    def of(variant: HopperServingVariant, dims: tuple[int, int], mode: str = "late", seed: int = 0):
-        key = variant, dims, mode, seed
-        if key not in made:
-            path = tmp_path_factory.mktemp("kernels") / f"made{len(made)}.py"
-            path.write_text(generate_serving(work(dims), load_machine("h200-sxm"), variant).source)
-            made[key] = tilecast.emulated(str(path), machine="h200", mode=mode, seed=seed)
-        return made[key]
-
-    return of
-
-
-def launch(module, problem: Problem, made: Made | None = None, sms: int = 3):
-    """(what was made, out, lse) of a launch."""
-    made = make(problem) if made is None else made
-    out, lse = outputs(made, problem)
-    most_q, most_k = (max(pair[i] for pair in problem.lengths) for i in (0, 1))
-    module.launch(
-        made.q, made.k, made.v, out, lse, problem.factor, sinks=made.sinks, max_seqlen_q=max(most_q, 1),
-        max_seqlen_k=max(most_k, 1), window=problem.window, softcap=problem.softcap, sms=sms, **made.lists,
-    )  # fmt: skip
-    return made, out, lse
+    return emulated_kernels(tmp_path_factory, "h200-sxm", "h200")
 
 
 def stored(made: Made, number: int):
@@ -243,7 +214,7 @@ def test_runs_of_splits_change_no_bit(variant, kernel) -> None:
     + [(family, (192, 128)) for family in (HOPPER_SERVING, HOPPER_SERVING_E4M3, HOPPER_RUNS, HOPPER_RUNS_E4M3)],
 )
 def test_the_chosen_variant_can_be_written_and_round_trips(family, dims) -> None:
-    chip, workload = load_machine("h200-sxm"), work(dims, heads_q=32, heads_kv=8, seqlen_q=1, seqlen_k=4096)
+    chip, workload = load_machine("h200-sxm"), heads(dims, heads_q=32, heads_kv=8, seqlen_q=1, seqlen_k=4096)
     chosen = family.chosen(workload, chip)
     assert writable(chosen, workload, chip).legal
     assert parse_serving(variant_text(chosen), family.variant()) == chosen
@@ -282,7 +253,7 @@ def test_refuses_what_cannot_be_written(dims, machine, knobs, said) -> None:
     base = bases.get(knobs[:4], HopperServingVariant())
     with pytest.raises(VariantError, match=said):
         generate_serving(
-            work(dims), load_machine(machine), parse_serving(knobs[4:] if knobs[:4] in bases else knobs, base)
+            heads(dims), load_machine(machine), parse_serving(knobs[4:] if knobs[:4] in bases else knobs, base)
         )
 
 

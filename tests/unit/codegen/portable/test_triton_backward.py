@@ -6,7 +6,6 @@ use fp16: the interpreter's bf16 tl.dot gives wrong numbers.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import re
@@ -17,13 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from support.interpreter import environment, quicken
 from support.whole import sampled
 
+from tilecast.base.module_file import module_of
 from tilecast.codegen.backward import generate_backward
 from tilecast.codegen.compiler.compile import CompileError, compile_kernel
 from tilecast.model.backward import TRITON_BACKWARD, parse_backward, writable
@@ -54,14 +53,6 @@ def source(dims: tuple[int, int], mask: str, loads: str = "pointers", apart: boo
 
     kernel = context(replace(TILES, dkv_loads=loads, dq_loads=loads, dkv_apart=apart), work(dims, mask))
     return render(TEMPLATE, {"k": kernel, "header": header_text({"family": "triton_bwd", "mask": mask})})
-
-
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # --- numerics: the cases, what runs them in the interpreter, and what must hold -----------------------------------------
@@ -176,7 +167,7 @@ def numbers(case: Case, folder: Path) -> dict[str, Any]:
     """What a case gave: errors against float64 and PyTorch's own, and whether everything outside survived."""
     import torch
 
-    module = load(folder / case.file)
+    module = module_of(folder / case.file)
     draw = torch.Generator().manual_seed(1)
 
     def normal(heads: int, length: int, width: int) -> Any:
@@ -221,7 +212,7 @@ def isolation(mask: str, folder: Path) -> dict[str, Any]:
     import torch
 
     case = Case((64, 64), mask, (50, 70), window=(20, 5) if mask == "window" else (-1, -1))
-    module = load(folder / case.file)
+    module = module_of(folder / case.file)
     draw = torch.Generator().manual_seed(2)
     q, dout = (torch.randn(1, 2, 50, 64, generator=draw).half() for _ in range(2))
     k, v = (torch.randn(1, 2, 70, 64, generator=draw).half() for _ in range(2))
@@ -326,9 +317,9 @@ def test_launch_refuses_in_one_sentence(sentence: str, tmp_path: Path) -> None:
         call[name] = change
     told = re.escape(sentence.replace("D,", "device(type='cpu'),"))
     with pytest.raises(ValueError, match=told):
-        load(path).launch(**call)
+        module_of(path).launch(**call)
     with pytest.raises(ValueError, match=told):
-        backward_launcher(load(path))(**call)
+        backward_launcher(module_of(path))(**call)
 
 
 def test_the_launcher_plans_a_shape_once_and_gives_each_launch_its_own_tensors() -> None:
@@ -523,7 +514,7 @@ def test_compiled_code_depends_on_no_number(mask: str, loads: str, tmp_path: Pat
     path = tmp_path / "kernel.py"
     for apart in (False, True):
         path.write_text(source((64, 64), mask, loads, apart))
-        module = load(path)
+        module = module_of(path)
         names = ("row_terms", "key_gradients", "query_gradients", *(("value_gradients",) if apart else ()))
         for kernel in (getattr(module, name) for name in names):
             numbers = [

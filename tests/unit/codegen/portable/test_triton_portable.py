@@ -6,7 +6,6 @@ They use fp16: the interpreter's bf16 tl.dot gives wrong numbers.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import re
@@ -17,13 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from support.interpreter import environment, quicken
 from support.whole import sampled, whole
 
+from tilecast.base.module_file import module_of
 from tilecast.codegen.portable.forward import TEMPLATE, context
 from tilecast.codegen.render import render
 from tilecast.model.kernel.header import header_text
@@ -54,14 +53,6 @@ def source(
     kernel = context(variant, workload, load_machine(machine), loads)
     header = header_text({"family": "fa2", "mask": mask, "workload": workload.as_dict()})
     return render(TEMPLATE, {"k": kernel, "header": header})
-
-
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # --- numerics: the cases, what runs them in the interpreter, and what must hold -------------------------------
@@ -169,7 +160,7 @@ def numbers(case: Case, folder: Path) -> dict[str, Any]:
     """What a case gave: errors against float64, and whether everything outside the output survived."""
     import torch
 
-    module = load(folder / case.file)
+    module = module_of(folder / case.file)
     draw = torch.Generator().manual_seed(1)
     batch, (heads_q, heads_kv), (rows, keys) = case.batch, case.heads, case.seqlens
     q = padded(batch, heads_q, rows, case.dims[0], draw)[1]
@@ -202,7 +193,7 @@ def isolation(mask: str, loads: str, folder: Path) -> dict[str, Any]:
     import torch
 
     case = Case((64, 64), mask, (50, 70), window=(20, 5) if mask == "window" else (-1, -1), loads=loads)
-    module = load(folder / case.file)
+    module = module_of(folder / case.file)
     draw = torch.Generator().manual_seed(2)
     q, k, v = (padded(1, 2, length, 64, draw)[1] for length in (50, 70, 70))
 
@@ -399,7 +390,7 @@ REFUSED = {
     "[0, 0, 4], (1,), 0)": {"out": "narrow"},
     "k: expected ((1, 2, 8, 64), 'torch.float16', D, [0, 0, 0], (1,), 0), got ((1, 2, 8, 64), 'torch.float16', D, "
     "[0, 0, 0], (1,), 2)": {"k": "shifted"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("sentence", REFUSED)
@@ -431,9 +422,9 @@ def test_launch_refuses_what_the_operator_refuses(sentence: str, loads: str, tmp
         call[name] = change
     told = sentence.replace("D,", "device(type='cpu'),")
     with pytest.raises(ValueError, match=re.escape(told)):
-        load(path).launch(**call)
+        module_of(path).launch(**call)
     with pytest.raises(ValueError, match=re.escape(told)):
-        launcher(load(path))(**call)
+        launcher(module_of(path))(**call)
 
 
 if __name__ == "__main__":

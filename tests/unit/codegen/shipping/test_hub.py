@@ -132,7 +132,7 @@ def test_the_same_sources_give_the_same_name_and_other_sources_another(monkeypat
     def name() -> str:
         files = hub_files(__version__)
         found = json.loads(files[Path("build") / VARIANT / "metadata.json"])["id"]
-        assert f'Library("{found}"' in files[Path("build") / VARIANT / "operator.py"]
+        assert f'Library("{found}"' in files[Path("build") / VARIANT / "registration.py"]
         return str(found)
 
     first = name()

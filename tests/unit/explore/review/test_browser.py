@@ -142,7 +142,7 @@ def test_text_stands_out_from_its_background(browser: Any, path: Path, scheme: s
             for (const e of document.querySelectorAll('.plot .xtick text, .plot .ytick text, .plot .legendtext'))
                 out.push([getComputedStyle(e).fill, ground(e.closest('.plot'))]);
             return [...new Set(out.map(p => p.join('|')))]; }"""
-    )  # fmt: skip
+    )
     assert len(pairs) >= 3
     for pair in pairs:
         assert contrast(*pair.split("|")) >= 4.5, pair

@@ -15,6 +15,7 @@ from support.review_case import WORK, h200_review
 from tilecast.cli import main
 from tilecast.explore.review.build import LEAST, report
 from tilecast.explore.review.content.assumptions import machine_digest
+from tilecast.explore.review.content.considered import considered
 from tilecast.explore.review.content.nearby import distance
 from tilecast.explore.review.page.charts import Bars, charts, tornado_chart, waterfall_chart
 from tilecast.explore.review.page.document import document
@@ -23,7 +24,9 @@ from tilecast.explore.review.page.plots import lines_of
 from tilecast.explore.review.page.render import html_page
 from tilecast.explore.review.passes.forward import REVIEWED, regions
 from tilecast.explore.review.review import Review
+from tilecast.model.compiled.loops.shelf import kept_loop
 from tilecast.model.families import legality, parse_variant
+from tilecast.model.forecast.level import at_hand
 from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
@@ -122,6 +125,24 @@ def test_variants_carry_their_reasons(review: Review) -> None:
     assert 0 < review.variants.legal < review.variants.space
     assert any(row.change == "another family: fa2" for row in rows)
     assert base.family == "fa3"
+
+
+@pytest.mark.parametrize(
+    ("machine", "work", "level", "reason"),
+    [
+        ("b300", Workload(batch=2, mask="window", window=(1023, 0)), None, "tilecast does not write it"),
+        ("h200-sxm", Workload(4, 16, 16, 8192, 8192, 64, 64, mask="causal"), at_hand, "compared by machine code"),
+    ],
+)
+def test_a_faster_variant_says_why_it_was_not_chosen(machine: str, work: Workload, level, reason: str) -> None:
+    p = predict(work, machine, compiler=level)
+    faster = [row for row in considered(REVIEWED, p, "sustained", level and kept_loop).rows if row.verdict == "faster"]
+    assert any(reason in row.reason for row in faster)
+    assert all("not compared" in row.reason or "not among those compared" in row.reason for row in faster)
+    given = replace(p, variant_origin="as given")
+    assert not any(
+        "compared" in row.reason for row in considered(REVIEWED, given, "sustained", level and kept_loop).rows
+    )
 
 
 def test_assumptions_move_the_answer_as_the_machine_does(review: Review) -> None:
@@ -341,7 +362,7 @@ def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
         (["-o", "{dir}/r.html", "--clock", "turbo"], "expected sustained, short"),
         (["-o", "{dir}/r.html", "--variant", "tile_n=17"], "multiples of 16"),
     ],
-)  # fmt: skip
+)
 def test_wrong_input_is_one_sentence_and_leaves_nothing(
     arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

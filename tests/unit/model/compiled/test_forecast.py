@@ -25,7 +25,7 @@ from tilecast.model.compiled.code import (
     WarpInstruction,
     dump_codes,
     load_codes,
-)  # fmt: skip
+)
 from tilecast.model.compiled.costs import warp_costs
 from tilecast.model.compiled.counts import hopper_counts, triton_counts
 from tilecast.model.compiled.energy import activity, settled_clock

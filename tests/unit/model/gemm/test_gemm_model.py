@@ -12,7 +12,7 @@ from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.gemm.evaluate import evaluate_gemm, stream
 from tilecast.model.gemm.families import accumulator_registers, legality, shared_bytes
 from tilecast.model.gemm.forecast import best_gemm, buffer_gains, forecast_gemm
-from tilecast.model.gemm.pipeline import build
+from tilecast.model.gemm.pipeline.build import build
 from tilecast.model.gemm.traffic import memory_share, tiling
 from tilecast.model.gemm.variant import GemmVariant, gemm_variant_text, parse_gemm_variant
 from tilecast.model.gemm.workload import Gemm

@@ -9,7 +9,7 @@ import pytest
 from tilecast.model.compiled.code import CodeError
 from tilecast.model.gemm.code import code_cycles
 from tilecast.model.gemm.evaluate import evaluate_gemm
-from tilecast.model.gemm.pipeline import build
+from tilecast.model.gemm.pipeline.build import build
 from tilecast.model.gemm.traffic import l2_rates, memory_latency_cycles, memory_share, tiling
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.gemm.workload import Gemm

@@ -63,7 +63,7 @@ def test_preset_fills_what_the_row_leaves_out(tmp_path: Path) -> None:
         ("seqlen,preset\n4,llama3-8\n", "shapes.csv: row 2: unknown preset 'llama3-8'; did you mean llama3-8b"),
         (f"seqlen,heads,head_dim\n4,2,{'6' * 200_000}\n", "shapes.csv: "),
     ],
-)  # fmt: skip
+)
 def test_bad_files(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match=message) as caught:
         read_shapes(write(tmp_path, text))

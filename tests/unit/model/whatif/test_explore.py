@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
 
 from tilecast.base.files import OutputError
 from tilecast.cli import main
-from tilecast.explore.map_picture import COLOURS, cell_style, write_map
+from tilecast.explore.map_picture import COLOURS, cell_style, draw, write_map
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import build_pipeline, loop_shape
 from tilecast.model.forecast.brief import brief
@@ -231,6 +231,17 @@ def test_picture_is_written_whole_and_says_everything(small_map, tmp_path: Path)
         write_map(small_map, tmp_path / "map.pdf")
 
 
+def test_names_and_numbers_of_a_picture_cover_neither_each_other_nor_markers(small_map) -> None:
+    pytest.importorskip("matplotlib")
+    figure = draw(small_map)
+    (axes,) = figure.axes
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert len(boxes) > 3 and not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+    markers = [axes.transData.transform((point.x, point.y)) for point in small_map.points]
+    assert not any(box.padded(2).contains(*marker) for box in boxes for marker in markers)
+
+
 def test_every_look_of_a_cell_is_its_own_colour() -> None:
     styles = [cell_style(unit, "") for unit in COLOURS] + [cell_style("recurrence", unit) for unit in COLOURS]
     assert len({colour for _, colour in styles}) == len({label for label, _ in styles}) == 2 * len(COLOURS)
@@ -269,7 +280,7 @@ def test_pairs_differ_in_the_gpu_and_nothing_else() -> None:
 
 def ratio(measured: float, forecast: float, dtype: str = "16 bit", version: str = "1", seqlen: int = 4096) -> RatioRow:
     work = Workload(seqlen_q=seqlen, seqlen_k=seqlen, dtype="fp8" if dtype == "fp8" else "bf16")
-    return RatioRow("x", "k", version, dtype, work, measured, forecast, forecast, forecast, forecast, 1500, 1600, 1, 2)
+    return RatioRow("x", "k", version, dtype, work, measured, forecast, forecast, forecast, forecast, 1500, 1600)
 
 
 def test_a_row_is_foretold_by_the_measured_ratios_of_its_like() -> None:

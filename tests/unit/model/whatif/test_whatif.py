@@ -69,7 +69,7 @@ def test_latency_names_every_time_in_cycles_and_no_rate() -> None:
         ({"chip.sm_count": 150.5}, {}, ("whole", "150.5")),
         ({}, {}, ("nothing to change",)),
     ],
-)  # fmt: skip
+)
 def test_wrong_changes_are_one_sentence(
     changes: dict[str, float], scales: dict[str, float], parts: tuple[str, ...]
 ) -> None:
@@ -266,7 +266,7 @@ def test_timelines_share_one_scale() -> None:
         (["validate", "experiments", "--clock", "fast"], ("--clock", "sustained")),
     ],
     ids=lambda v: " ".join(v[-2:]) if isinstance(v, list) else "",
-)  # fmt: skip
+)
 def test_wrong_input_is_one_sentence(
     arguments: list[str], parts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:

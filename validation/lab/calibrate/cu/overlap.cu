@@ -3,13 +3,7 @@
 // BODIES 0 give either side alone.
 // start: cycles until the commit has issued, end: until the wait returned, extra: until the arithmetic was done.
 BENCH(128 * GROUPS) {
-  extern __shared__ __align__(1024) unsigned char smem[];
-  wgmma_fill(smem);
-  float c[REGS];
-  u32 a[4];
-  wgmma_start(c, a, smem);
-  const u32 base = address(smem);
-  const int group = warpgroup_index();
+  WGMMA_OPERANDS
   const float* in = (const float*)data;
   float x[16], s[4] = {0.f, 0.f, 0.f, 0.f}, h[4] = {0.f, 0.f, 0.f, 0.f};
   u32 y[16];

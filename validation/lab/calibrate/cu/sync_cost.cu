@@ -1,4 +1,4 @@
-// What one synchronising instruction costs the warp that executes it when nobody is late: OP, UNROLL in a row.
+// What one synchronising instruction costs the warp that executes it when no thread is late: OP, UNROLL in a row.
 BENCH(THREADS) {
   __shared__ __align__(8) u64 bar_store;
   const u32 bar = address(&bar_store);

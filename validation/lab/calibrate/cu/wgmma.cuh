@@ -64,3 +64,12 @@ __device__ __forceinline__ void wgmma_end(i64* out, float (&c)[REGS]) {
   for (int i = 0; i < REGS; i++) t += c[i];
   keep(out, t);
 }
+// What benchmarks of matrix work begin with: operands in shared memory and registers, where they lie, and whose turn it is.
+#define WGMMA_OPERANDS                                     \
+  extern __shared__ __align__(1024) unsigned char smem[];  \
+  wgmma_fill(smem);                                        \
+  float c[REGS];                                           \
+  u32 a[4];                                                \
+  wgmma_start(c, a, smem);                                 \
+  const u32 base = address(smem);                          \
+  const int group = warpgroup_index();

@@ -1,13 +1,7 @@
 // From the first wgmma of a group of STEPS to the return of wgmma.wait_group, nothing else in flight.
 // extra: cycles until the commit has issued; extra2: the same loop without matrix work (clock reads and branch).
 BENCH(128 * GROUPS) {
-  extern __shared__ __align__(1024) unsigned char smem[];
-  wgmma_fill(smem);
-  float c[REGS];
-  u32 a[4];
-  wgmma_start(c, a, smem);
-  const u32 base = address(smem);
-  const int group = warpgroup_index();
+  WGMMA_OPERANDS
   u32 issued = 0, waited = 0, empty = 0;
   for (int r = 0; r < rounds; r++) {
     u32 t0 = clk32();

@@ -1,14 +1,8 @@
 // Who is served first?  Two warpgroups issue one group of STEPS each, the second `size` cycles after the first.
 // start: cycles from the first's start to this warpgroup's issue, end: to its wait's return, extra: to its commit.
 BENCH(256) {
-  extern __shared__ __align__(1024) unsigned char smem[];
+  WGMMA_OPERANDS
   __shared__ u32 begin;
-  wgmma_fill(smem);
-  float c[REGS];
-  u32 a[4];
-  wgmma_start(c, a, smem);
-  const u32 base = address(smem);
-  const int group = warpgroup_index();
   i64 starts = 0, commits = 0, ends = 0;
   for (int r = 0; r < rounds; r++) {
     __syncthreads();

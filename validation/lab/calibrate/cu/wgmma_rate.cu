@@ -1,12 +1,6 @@
 // Cycles of one wgmma when GROUPS warpgroups issue back to back, STEPS to a group, one group in flight ahead.
 BENCH(128 * GROUPS) {
-  extern __shared__ __align__(1024) unsigned char smem[];
-  wgmma_fill(smem);
-  float c[REGS];
-  u32 a[4];
-  wgmma_start(c, a, smem);
-  const u32 base = address(smem);
-  const int group = warpgroup_index();
+  WGMMA_OPERANDS
   __syncthreads();
   i64 n0 = ns(), t0 = clk();
   for (int r = 0; r < rounds; r++) {

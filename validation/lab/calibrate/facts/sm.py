@@ -12,9 +12,7 @@ _LANES = 128.0
 
 
 def _wgmma_rate(table: Table, n: int, a: str, dtype: str = "bf16", warpgroups: int = 2) -> Row | None:
-    return table.one(
-        "tensor/wgmma_rate", "cycles_per_mma", n=n, a=a, dtype=dtype, b="k-major", warpgroups=warpgroups
-    )  # fmt: skip
+    return table.one("tensor/wgmma_rate", "cycles_per_mma", n=n, a=a, dtype=dtype, b="k-major", warpgroups=warpgroups)
 
 
 def _any_wgmma_rate(table: Table, n: int, a: str, dtype: str = "bf16") -> Row | None:
@@ -166,7 +164,7 @@ def _beside(table: Table, stream: str) -> list[Row]:
     """A stream of two warpgroups beside one that runs wgmma, N from 128 on."""
     return table.all(
         "corun/beside_mma", "cycles_per_step", stream=stream, mma_warpgroups=1, stream_warpgroups=2, n=(128, 256)
-    )  # fmt: skip
+    )
 
 
 def _mean(rows: list[Row]) -> float:
@@ -177,7 +175,7 @@ def _port_share(table: Table) -> Found | None:
     """Share of the register ports that a wgmma takes: what the online mix loses beside it."""
     alone = table.one(
         "corun/beside_mma", "cycles_per_step", stream="softmax_online", mma_warpgroups=0, stream_warpgroups=2
-    )  # fmt: skip
+    )
     under = _beside(table, "softmax_online") + [
         row for n in (128, 256) for row in table.all(
             "corun/beside_mma", "cycles_per_step", stream="softmax_online", mma_warpgroups=(1, 2), stream_warpgroups=1, n=n)
@@ -223,7 +221,7 @@ def _smem_rate(table: Table, streams: tuple[str, ...], mma: int) -> Found | None
         return spread(rows)
     beside = table.all(
         "smem/beside_mma", "stream_bytes_per_clk", stream=streams, mma_warpgroups=(1, 2), fill=False, n=(128, 256)
-    )  # fmt: skip
+    )
     usual = [row for row in beside if table.params(row)["n"] == 128 and table.params(row)["a"] == "register"]
     if not usual:
         return None

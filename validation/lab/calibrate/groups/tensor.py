@@ -186,6 +186,4 @@ def _tmem_cases() -> list[Case]:
 
 def cases() -> list[Case]:
     """All matrix benchmarks; the runner keeps those of the chip at hand."""
-    return [
-        *_rate_cases(), *_latency_cases(), *_order_cases(), *_mma_sync_cases(), *_tcgen05_cases(), *_tmem_cases()
-    ]  # fmt: skip
+    return [*_rate_cases(), *_latency_cases(), *_order_cases(), *_mma_sync_cases(), *_tcgen05_cases(), *_tmem_cases()]

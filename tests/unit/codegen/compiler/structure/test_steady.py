@@ -20,7 +20,7 @@ GATHER = [
     "SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR6+0x10], R3",
     *loop("rows", "LDGSTS.E.BYPASS.128 [R9], [R2.64]", "FADD R9, R9, R9"),
     "SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR6+0x18], RZ",
-]  # fmt: skip
+]
 GIVE_BACK = ["SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR6+0x10], RZ"]
 
 
@@ -99,5 +99,5 @@ def turns(arrivals: int) -> KernelRoles:
 
 def test_who_brings_the_first_turn_comes_no_more() -> None:
     """Any arrival completes a phase of a barrier of one; where two complete it, each role brings its own."""
-    assert {b.name: b.anyone for b in turns(1).barriers} == {"0x420": 1, "0x428": 0}
-    assert {b.name: b.anyone for b in turns(2).barriers} == {"0x420": 0, "0x428": 0}
+    assert {b.name: b.arrivals_by_turns for b in turns(1).barriers} == {"0x420": 1, "0x428": 0}
+    assert {b.name: b.arrivals_by_turns for b in turns(2).barriers} == {"0x420": 0, "0x428": 0}

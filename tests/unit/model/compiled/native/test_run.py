@@ -36,9 +36,7 @@ def workload(code: KernelCode, rows: int, keys: int) -> Workload:
 
 @needs_compiler
 @settings(max_examples=12, deadline=None)
-@given(
-    st.integers(0, 216), st.integers(100, 2500), st.integers(0, 700), st.sampled_from([1300.0, 1980.0])
-)  # fmt: skip
+@given(st.integers(0, 216), st.integers(100, 2500), st.integers(0, 700), st.sampled_from([1300.0, 1980.0]))
 def test_kept_kernels_have_the_same_cycles(at: int, rows: int, more: int, mhz: float) -> None:
     code = codes()[at]
     for kept in (

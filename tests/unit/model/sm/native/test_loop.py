@@ -12,7 +12,7 @@ from support import loops
 
 from tilecast.model.families import build_pipeline, native_family
 from tilecast.model.gemm.families import legality, native_gemm_family
-from tilecast.model.gemm.pipeline import build
+from tilecast.model.gemm.pipeline.build import build
 from tilecast.model.gemm.workload import Gemm
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine

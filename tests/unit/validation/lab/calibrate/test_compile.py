@@ -79,7 +79,7 @@ def test_shared_memory_streams_keep_all_sixteen_loads() -> None:
     for stream, opcode in (("ld_shared", r"LDS\.128"), ("ldmatrix", r"LDSM")):
         case = find(
             group="smem", benchmark="beside_mma", stream=stream, mma_warpgroups=0, stream_warpgroups=1, fill=False
-        )  # fmt: skip
+        )
         assert sum(bool(re.match(opcode, line)) for line in opcodes(case)) == 16
 
 

@@ -87,9 +87,7 @@ def test_every_bad_kernel_of_a_turn_is_found(start: Start, tmp_path: Path) -> No
 def test_a_plan_loses_only_its_bad_items(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "t.csv"
     monkeypatch.setattr(run, "read", lambda _: [])
-    plan = [
-        *items("a", "fault", "check crash", "check inexact", "b"), *items("c", "crash in turn", "d", work=LONG)
-    ]  # fmt: skip
+    plan = [*items("a", "fault", "check crash", "check inexact", "b"), *items("c", "crash in turn", "d", work=LONG)]
     told: list[tuple[int, str]] = []
     failures = run.measure_in(start, plan, table, replace(OPTIONS, workers=2), lambda *at: told.append(at))
     assert {f.item.variant: f.reason for f in failures} == {

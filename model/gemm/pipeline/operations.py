@@ -1,25 +1,15 @@
-"""The stream of tiles of a GEMM kernel as a Pipeline: copy A and B, multiply, epilogue; C copied ahead, D stored.
-
-One iteration of the loop is a tile of every accumulator that takes turns (on Hopper two, where two warpgroups do) or of every
-CTA on the SM; `GemmPipeline.tiles` says how many.  The k-steps of a tile are operations of their own, as is every slot of
-the ring; of a tile of very many steps the first `MOST_STEPS` stand for all (`GemmPipeline.steps_left`).
-
-The memory of the chip is a unit too: an SM has its share of the bandwidth, in bytes a clock, and what its copy engine brings from
-there or sends there goes in the order in which it was asked for.
-"""
+"""The operations of a GEMM's stream of tiles: copies of A and B by k-steps, products, epilogue, C on its way in, D out."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tilecast.model.gemm.code import CodeCycles
-from tilecast.model.gemm.families import boxes, ctas_per_sm, slot_bytes, stage_bytes
-from tilecast.model.gemm.traffic import Tiling, l2_rates, memory_bytes, memory_latency_cycles, tiling
+from tilecast.model.gemm.families import boxes, ctas_per_sm, stage_bytes
+from tilecast.model.gemm.traffic import l2_rates, memory_bytes, memory_latency_cycles, tiling
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.gemm.workload import Gemm
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
-from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step
+from tilecast.model.pipeline.graph import Engine, Op
 from tilecast.model.pipeline.tensor_core import (
     INSTRUCTIONS_PER_MMA,
     mma_completion_latency_cycles,
@@ -28,44 +18,15 @@ from tilecast.model.pipeline.tensor_core import (
     mma_tile_cycles,
 )
 
-#: k-steps of a tile that are operations of their own: those beyond go on at the same pace.
-MOST_STEPS = 64
 #: Instructions of an epilogue that do not scale with the tile: addresses, barriers, the tile's coordinates (as a step of the
 #: attention kernels; not counted in machine code yet).
 _EPILOGUE_INSTRUCTIONS = 56
-#: A line of L2, and what it asks the memory for at a time (the L2 promotion of Triton's tensor maps).
-LINE_BYTES = 128
 #: Barriers of a warpgroup in an epilogue (before the store, after it) and polls of an mbarrier (accumulator, C).
 _BARRIERS, _POLLS = 2, 2
 
 
-@dataclass(frozen=True, slots=True)
-class GemmPipeline:
-    """The loop, and how its iterations make up a launch."""
-
-    pipeline: Pipeline
-    #: Tiles of one iteration.
-    tiles: int
-    tiling: Tiling
-    #: k-steps of a tile beyond those in the loop.
-    steps_left: int
-
-
-def build(
-    gemm: Gemm, variant: GemmVariant, machine: Machine, mhz: float, *, memory: bool = True, most_steps: int = MOST_STEPS,
-    code: CodeCycles | None = None, memory_busy: float = 0.5,
-) -> GemmPipeline:  # fmt: skip
-    """The loop of ``variant`` at an SM clock of ``mhz``; legality is the caller's business (`families.legality`).
-
-    Without ``memory`` the chip's memory is as fast as the SMs can ask: what is left is the SM's own pace; with it ``memory_busy``
-    is the share of its rate that the launch uses, which copies wait for.  With ``code`` epilogues
-    and the warps that copy take what their machine code takes.
-    """
-    return _Parts(gemm, variant, machine, mhz, memory, most_steps, code, memory_busy).pipeline()
-
-
-class _Parts:
-    """The pieces of one GEMM pipeline; a namespace for values that most pieces need."""
+class Operations:
+    """The operations of one GEMM pipeline, and values that most of its pieces need."""
 
     def __init__(self, gemm: Gemm, v: GemmVariant, m: Machine, mhz: float, memory: bool, most_steps: int, code: CodeCycles | None, memory_busy: float) -> None:  # fmt: skip
         self.gemm, self.v, self.m, self.code = gemm, v, m, code
@@ -134,8 +95,8 @@ class _Parts:
             demand.append(("memory", memory_bytes / self.share))
         issue = max(copies * self.m["tma.issue_cycles"], least)
         taken = max(cycles for _, cycles in demand)
-        in_order = ("memory" if kind == "store" else "l2") if self.in_turn else ""
-        engine = "tma" if role.startswith("warps") else in_order
+        in_order: Engine = ("memory" if kind == "store" else "l2") if self.in_turn else ""
+        engine: Engine = "tma" if role.startswith("warps") else in_order
         return Op(
             name, kind, role, tuple(demand), taken if in_order else max(issue, taken), engine=engine,
             issue_cycles=issue if engine else 0.0, tile=tile, instructions=(("other", 2.0),),
@@ -245,7 +206,7 @@ class _Parts:
         """Latencies, barriers and polls of a part of an epilogue; its ``first`` part also asks for the accumulator."""
         m = self.m
         waits = m["smem.latency_cycles"] + m.get("tmem.load_latency_cycles", 0.0) if not self.portable else 0.0
-        waits += _BARRIERS * m.get("sync.barrier_cycles", m["sync.named_barrier_cycles"])
+        waits += _BARRIERS * common.barrier_cycles(m)
         return (
             waits
             + (_POLLS if first else _POLLS - 1) * m.get("sync.wait_done_cycles", 0.0)
@@ -280,32 +241,6 @@ class _Parts:
         """A warpgroup lets the other one multiply, once its own last k-step has landed and its product been issued."""
         return Op(f"turn{t}", "barrier", f"consumer{t}", (), max(1.0, self.m.get("sync.arrive_cycles", 1.0)), tile=t)
 
-    # -- edges -------------------------------------------------------------------------------------------------
-
-    def ring(self) -> list[Edge]:
-        """A/B slots: one ring for all tiles of an iteration, one for each CTA of the portable kernel."""
-        v = self.v
-        rings = [[t] for t in range(self.tiles)] if self.portable else [list(range(self.tiles))]
-        done = self.done()
-        release = done + (0.0 if self.portable else self.arrive)
-        first = self.ordered_by("load")
-        edges = []
-        for tiles in rings:
-            order = [(t, s) for t in tiles for s in range(self.steps)]
-            for at, (t, s) in enumerate(order):
-                lap, before = divmod(at - v.stages, len(order))
-                bt, bs = order[before]
-                for half in range(self.halves):
-                    suffix = self.suffix(half)
-                    edges.append(Edge(f"load{t}_{s}", f"mma{t}_{s}{suffix}", 0, self.latency, "data", "A and B"))  # fmt: skip
-                    edges.append(Edge(f"mma{bt}_{bs}{suffix}", f"{first}{t}_{s}", -lap, release, "buffer", "A/B slot"))
-                if self.hopper and bs + 1 < self.steps:
-                    # A warpgroup asks whether its last product is done once it has issued the next: with that one's k-step.
-                    edges.append(Edge(f"load{bt}_{bs + 1}", f"{first}{t}_{s}", -lap, self.latency + self.arrive, "buffer", "A/B slot"))  # fmt: skip
-                if self.in_turn:
-                    edges.append(Edge(f"ask{t}_{s}", f"load{t}_{s}", 0, 0.0, "data", "its turn"))
-        return edges
-
     def done(self) -> float:
         """Cycles from the end of a product to its result being there."""
         m, v = self.m, self.v
@@ -313,115 +248,3 @@ class _Parts:
             return 0.0
         rows = 64 if m.tensor_kind == "wgmma" else v.tile_m * v.cta_group
         return mma_completion_latency_cycles(m, rows, v.tile_n, self.gemm.dtype, "smem", v.cta_group)
-
-    def tile_edges(self, t: int) -> list[Edge]:
-        """Accumulator, C and D of one tile."""
-        m, v = self.m, self.v
-        edges = []
-        for half in range(self.halves):
-            ends = self.ends(half)
-            edges.append(Edge(f"mma{t}_{self.steps - 1}{self.suffix(half)}", f"epilogue{t}{ends[0]}", 0, self.done(), "data", "accumulator"))  # fmt: skip
-            if not (self.hopper or self.portable):
-                edges.append(Edge(f"epilogue{t}{ends[-1]}", f"mma{t}_0", v.accumulators, self.arrive, "buffer", "accumulator free"))  # fmt: skip
-            for part, end in enumerate(ends):
-                edges += self.part_edges(t, part, end, ends)
-        if self.tiles == 2 and self.hopper:
-            begin = self.code.begin if self.code else 0.0
-            edges.append(Edge(f"turn{1 - t}", f"mma{t}_0", 1 - t, self.notice + begin, "order", "turn"))
-        if self.portable:
-            # A CTA is one tile; the next one starts when it has ended.
-            again = m.get("launch.cta_turnaround_cycles", m["launch.cta_start_cycles"])
-            edges.append(Edge(f"epilogue{t}", f"load{t}_0", 1, again, "order", "next CTA"))
-        return edges
-
-    def part_edges(self, t: int, part: int, end: str, ends: list[str]) -> list[Edge]:
-        """C and D of one range of columns; ``ends``: of all ranges of the same rows."""
-        epilogue, store, load_c = (f"{name}{t}{end}" for name in ("epilogue", "store", "load_c"))
-        edges = [Edge(epilogue, store, 0, 0.0 if self.portable else self.notice, "data", "D")]
-        if self.gemm.adds_c:
-            edges.append(Edge(load_c, epilogue, 0, self.c_latency_of(part), "data", "C"))
-            if self.in_turn:
-                edges.append(Edge(f"ask_c{t}{end}", load_c, 0, 0.0, "data", "its turn"))
-        if not self.portable:
-            # Warpgroups that take turns have slots of their own, and a tile each in an iteration.
-            lap, before = divmod(part - self.v.c_stages // self.tiles, len(ends))
-            first = f"{self.ordered_by('load_c')}{t}{end}" if self.gemm.adds_c else epilogue
-            edges.append(Edge(f"store{t}{ends[before]}", first, -lap, self.arrive, "buffer", "C/D slot"))
-        return edges
-
-    def c_latency_of(self, part: int) -> float:
-        """Cycles from the order to copy a box of C to its being there: L2 asks the memory for whole lines, so that the range of
-        columns that a line ends in finds it there."""
-        before = part * self.v.c_parts // self.boxes * self.v.tile_n // self.v.c_parts * self.gemm.c_bytes
-        return self.m["tma.latency_l2_cycles"] if before % LINE_BYTES else self.c_latency
-
-    # -- roles -------------------------------------------------------------------------------------------------
-
-    def roles(self) -> list[Role]:
-        tiles, steps = range(self.tiles), range(self.steps)
-        if self.portable:
-            out = []
-            for t in tiles:
-                c = (Step(f"load_c{t}"),) if self.gemm.adds_c else ()
-                program = (*(Step(f"mma{t}_{s}") for s in steps), *c, Step(f"epilogue{t}"), Step(f"store{t}"))
-                out.append(Role(f"load{t}", tuple(Step(f"load{t}_{s}") for s in steps), 0))
-                out.append(Role(f"warps{t}", program, self.v.warps))
-            return out
-        names = {"load": [f"{t}_{s}" for t in tiles for s in steps]}
-        if self.gemm.adds_c:
-            names["load_c"] = [f"{t}{end}" for t in tiles for end in self.box_ends()]
-        out = []
-        for copy, each in names.items():
-            out.append(Role(copy, tuple(Step(self.ordered_by(copy) + name) for name in each), 1))
-            if self.in_turn:
-                # What the copy engine does is a stream of its own.
-                out.append(Role(copy.replace("load", "arrive"), tuple(Step(copy + name) for name in each), 0))
-        out.append(Role("store", tuple(Step(f"store{t}{end}") for t in tiles for end in self.box_ends()), 1))
-        if not self.hopper:
-            out.append(Role("mma", tuple(Step(f"mma0_{s}") for s in steps), 1))
-            out.append(Role("epilogue", tuple(Step(f"epilogue0{end}") for end in self.ends(0)), 4))
-            return out
-        if self.halves == 1:
-            for t in tiles:
-                products = (*(Step(f"mma{t}_{s}") for s in steps), Step(f"turn{t}"))
-                epilogues = tuple(Step(f"epilogue{t}{end}") for end in self.ends(0))
-                out.append(Role(f"consumer{t}", (*products, *epilogues), 4))
-            return out
-        for half in range(2):
-            epilogues = tuple(Step(f"epilogue0{end}") for end in self.ends(half))
-            out.append(Role(f"consumer{half}", (*(Step(f"mma0_{s}h{half}") for s in steps), *epilogues), 4))
-        return out
-
-    def buffers(self) -> tuple[Buffer, ...]:
-        v, g, end, half = self.v, self.gemm, self.ends(0)[0], self.suffix(0)
-        out = [Buffer("A/B", "smem", stage_bytes(v, g) * self.ctas, v.stages, "load0_0", f"mma0_0{half}")]
-        if slot_bytes(v, g):
-            first = f"load_c0{end}" if g.adds_c else ""
-            out.append(Buffer("C/D", "smem", slot_bytes(v, g), v.c_stages, first, f"store0{end}"))
-        space = "tmem" if self.m.tensor_kind == "tcgen05" else "registers"
-        size = v.tile_m * v.tile_n * 4
-        out.append(Buffer("accumulator", space, size, v.accumulators * self.ctas, f"mma0_0{half}", f"epilogue0{end}"))
-        return tuple(out)
-
-    def pipeline(self) -> GemmPipeline:
-        v = self.v
-        ops = [op for t in range(self.tiles) for s in range(self.steps) for op in self.loads(t, s)]
-        ops += [self.mma(t, h, s) for t in range(self.tiles) for h in range(self.halves) for s in range(self.steps)]
-        for t in range(self.tiles):
-            ops += [self.epilogue(t, half, end) for half in range(self.halves) for end in self.ends(half)]
-            ops += self.c_and_d(t)
-            if self.hopper and self.tiles == 2:
-                ops.append(self.turn(t))
-        edges = self.ring()
-        for t in range(self.tiles):
-            edges += self.tile_edges(t)
-        buffers = "1 accumulator" if v.accumulators == 1 else "2 accumulators"
-        found = Pipeline(
-            name=f"{v.family} {v.tile_m * v.cta_group}x{v.tile_n}x{v.tile_k} {buffers}", machine=self.m.name,
-            ops=tuple(ops), edges=tuple(edges), roles=tuple(self.roles()), buffers=self.buffers(),
-            rows_per_cta=v.tile_m, keys_per_iteration=v.tile_n, ctas_per_sm=self.ctas,
-            prologue_cycles=self.m["launch.cta_start_cycles"] + self.m.get("launch.cta_setup_cycles", 0.0),
-            epilogue_cycles=0.0, cta_group=v.cta_group, tiles_overlap=v.accumulators == 2,
-            facts_used=("l2.bytes_per_clk_per_sm_lockstep", "hbm.tbps_achieved", "sync.mbarrier_roundtrip_cycles"),
-        )  # fmt: skip
-        return GemmPipeline(found, self.tiles, self.on_chip, self.on_chip.steps - self.steps)

@@ -1,0 +1,1 @@
+"""The stream of tiles of a GEMM kernel as a pipeline (`build.py`)."""
