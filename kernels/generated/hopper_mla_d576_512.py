@@ -50,6 +50,10 @@ MERGED, MERGED_ROWS = (
     gl.constexpr(4),
 )  # splits, then groups of them, and rows that are merged at a time,
 MERGED_COLUMNS = gl.constexpr(256)  # and columns
+COLUMN_PARTS = gl.constexpr(2)
+LOOKS = gl.constexpr(
+    24
+)  # how often a program that could help to merge looks whether all splits are done: about a microsecond each
 FEW_PLANNED, MANY_PLANNED = 32, 32  # sequences that a program looks at together to find its work
 FEW_ROWS = 16  # rows of Q that are loaded where no sequence has more
 FAR = gl.constexpr(1 << 29)  # more keys than a sequence has, more pages than a pool
@@ -905,16 +909,6 @@ def sums_of(scratch, slot):
 
 
 @gluon.jit
-def arrived_last(scratch, counter, count):
-    """Whether all others of ``count`` have been here before; then the counter is set back for the next launch."""
-    last = gl.atomic_add(scratch.arrived + counter, 1, sem="release") == count - 1
-    if last:
-        gl.atomic_xchg(scratch.arrived + counter, 0, sem="acquire")
-    meet()
-    return last
-
-
-@gluon.jit
 def keep(scratch, slot, state, row, there):
     """Leave the state of some rows of a tile in a slot."""
     row_max, row_sum, o = state
@@ -1024,8 +1018,10 @@ def merge_role(items, batch, rows, scratch, ONE: gl.constexpr, PLANNED: gl.const
 
 
 @gluon.jit
-def merge_rows(scratch, slot, members, kept, item, row, count, batch, rows, ONE: gl.constexpr):
-    """Merge ``members`` slots of MERGED_ROWS rows in their order, as the chunks of an item are: to slot ``kept``, or, at -1, as results."""
+def merge_piece(scratch, slot, members, kept, item, piece, count, batch, rows, ONE: gl.constexpr):
+    """Merge ``members`` slots of MERGED_ROWS rows and MERGED_COLUMNS columns in their order, as the chunks of an item are: to slot ``kept``,
+    or, at -1, as results."""
+    row, part = piece // COLUMN_PARTS * MERGED_ROWS, piece % COLUMN_PARTS
     # .cg: other programs wrote these, and the L1 cache knows nothing of it.
     mine = row + gl.arange(0, MERGED_ROWS, layout=MERGING_ROWS)
     there = mine < count
@@ -1040,28 +1036,27 @@ def merge_rows(scratch, slot, members, kept, item, row, count, batch, rows, ONE:
     at = scratch.partials + slot * scratch.slot_rows * (V_PIECES * COLUMNS) + mine[:, None] * (V_PIECES * COLUMNS)
     step = scratch.slot_rows * (V_PIECES * COLUMNS)
     query, head = queries_and_heads(batch, item, mine, ONE)
-    for part in gl.static_range(V_PIECES * COLUMNS // MERGED_COLUMNS):
-        columns = part * MERGED_COLUMNS + gl.arange(0, MERGED_COLUMNS, layout=gl.SliceLayout(0, MERGING))
-        parts = ()
-        for i in gl.static_range(MERGED):
-            known = (there & (i < members))[:, None]
-            parts = parts + (gl.load(at + i * step + columns[None, :], mask=known, other=0.0, cache_modifier=".cg"),)
-        total_max, total_sum = stats[0]
-        o = parts[0]
-        for i in gl.static_range(1, MERGED):
-            split_max, split_sum = stats[i]
-            # A split that is none has a weight of 0, and that of what was before is 1.
-            total_max, before, after = weights(total_max, split_max)
-            total_sum = blend(total_sum, before, split_sum, after)
-            o = blend(o, before[:, None], parts[i], after[:, None])
-        if kept < 0:
-            finish_part(total_max, total_sum, o, part, query, head, there, item, batch, rows)
-        else:
-            keep_part(scratch, kept, total_max, total_sum, o, part, mine, there)
+    columns = part * MERGED_COLUMNS + gl.arange(0, MERGED_COLUMNS, layout=gl.SliceLayout(0, MERGING))
+    parts = ()
+    for i in gl.static_range(MERGED):
+        known = (there & (i < members))[:, None]
+        parts = parts + (gl.load(at + i * step + columns[None, :], mask=known, other=0.0, cache_modifier=".cg"),)
+    total_max, total_sum = stats[0]
+    o = parts[0]
+    for i in gl.static_range(1, MERGED):
+        split_max, split_sum = stats[i]
+        # A split that is none has a weight of 0, and that of what was before is 1.
+        total_max, before, after = weights(total_max, split_max)
+        total_sum = blend(total_sum, before, split_sum, after)
+        o = blend(o, before[:, None], parts[i], after[:, None])
+    if kept < 0:
+        finish_part(total_max, total_sum, o, part, query, head, there, item, batch, rows)
+    else:
+        keep_part(scratch, kept, total_max, total_sum, o, part, mine, there)
 
 
 @gluon.jit
-def keep_part(scratch, slot, row_max, row_sum, o, part: gl.constexpr, row, there):
+def keep_part(scratch, slot, row_max, row_sum, o, part, row, there):
     """Leave some columns of rows in a slot, and with the first of them their maxima and sums."""
     if part == 0:
         sums = sums_of(scratch, slot)
@@ -1072,7 +1067,7 @@ def keep_part(scratch, slot, row_max, row_sum, o, part: gl.constexpr, row, there
 
 
 @gluon.jit
-def finish_part(row_max, row_sum, o, part: gl.constexpr, query, head, there, item, batch, rows):
+def finish_part(row_max, row_sum, o, part, query, head, there, item, batch, rows):
     """Write some columns of rows, and with the first of them their log-sum-exp."""
     factor, log_sum = normal(row_max, row_sum, head, there, rows)
     b_long = item.b.to(gl.int64)
@@ -1092,25 +1087,55 @@ def finish_part(row_max, row_sum, o, part: gl.constexpr, query, head, there, ite
 
 
 @gluon.jit
+def complete(counter, count, before):
+    """Whether all ``count`` have been counted, ``before`` of them when this program's were; if not, it looks again a few times: the one
+    that comes last finds all there and need not wait, so none has to."""
+    seen, looks = before, 0
+    while (seen < count) & (looks < LOOKS):
+        seen = gl.atomic_add(counter, 0, sem="acquire")
+        looks += 1
+    meet()
+    return seen >= count
+
+
+@gluon.jit
+def merge_some(scratch, claims, first, members, kept, item, count, batch, rows, ONE: gl.constexpr):
+    """Merge pieces of a tile until there are none that another program has not begun; how many that were."""
+    pieces = (count + MERGED_ROWS - 1) // MERGED_ROWS * COLUMN_PARTS
+    done, piece = gl.to_tensor(0), gl.atomic_add(claims, 1, sem="relaxed")
+    while piece < pieces:
+        merge_piece(scratch, first, members, kept, item, piece, count, batch, rows, ONE)
+        done += 1
+        piece = gl.atomic_add(claims, 1, sem="relaxed")
+    meet()  # all threads have stored before one of them says so
+    return done, pieces
+
+
+@gluon.jit
 def merge(scratch, item, batch, rows, ONE: gl.constexpr):
-    """The last program of MERGED splits of a tile merges them, and the last of those the groups: always in the order of the keys."""
+    """The programs of MERGED splits of a tile that are there when all of these are done merge them, and then the groups: always in the
+    order of the keys, a piece of the tile each."""
     count = gl.minimum(item.q_len * batch.group - item.tile * TILE_M, TILE_M)
     group, groups = item.split // MERGED, (item.splits + MERGED - 1) // MERGED
     bound = (scratch.split_bound + MERGED - 1) // MERGED
-    counter = tile_of(scratch, item, batch) * (bound + 1)
-    slot, counted = first_slot(scratch, item, batch), counter + 1 + group
-    first, members = slot + group * MERGED, gl.minimum(item.splits - group * MERGED, MERGED)
-    level = gl.where(groups > 1, 0, 1)
-    while level < 2:
-        if arrived_last(scratch, counted, members):
-            kept = gl.where(level == 0, slot + scratch.split_bound + group, -1)
-            for row in range(0, count, MERGED_ROWS):
-                merge_rows(scratch, first, members, kept, item, row, count, batch, rows, ONE)
-            meet()  # all threads have stored before one of them says so
-            level += 1
-        else:
-            level = 2
-        first, members, counted = slot + scratch.split_bound, groups, counter
+    # How many programs are done with the tile, how many of its pieces are merged of all groups, and how many are begun; for each group,
+    # how many of its splits are done, and how many of its pieces are begun.
+    counters = scratch.arrived + tile_of(scratch, item, batch) * (2 * bound + 3)
+    slot, of_group = first_slot(scratch, item, batch), counters + 3 + 2 * group
+    members = gl.minimum(item.splits - group * MERGED, MERGED)
+    if complete(of_group, members, gl.atomic_add(of_group, 1, sem="acq_rel") + 1):
+        kept = gl.where(groups > 1, slot + scratch.split_bound + group, -1)
+        done, pieces = merge_some(
+            scratch, of_group + 1, slot + group * MERGED, members, kept, item, count, batch, rows, ONE
+        )
+        if groups > 1:
+            if complete(counters + 1, groups * pieces, gl.atomic_add(counters + 1, done, sem="acq_rel") + done):
+                merge_some(scratch, counters + 2, slot + scratch.split_bound, groups, -1, item, count, batch, rows, ONE)
+    # Set back for the next launch by the last program that looks at them.
+    if gl.atomic_add(counters, 1, sem="acq_rel") == item.splits - 1:
+        for i in range(3 + 2 * groups):
+            gl.atomic_xchg(counters + i, 0, sem="relaxed")
+    meet()
 
 
 # -- softmax role
@@ -1591,11 +1616,11 @@ def scratch(batch, heads_kv, group, seqlen_q, seqlen_k, sms):
         levels = 1 + (_split_bound(seqlen_k, heads_kv * group) > MERGED.value)
         return sms * TILE_M.value * (4 + 2 * levels * 512), 2 * sms
     tiles = batch * heads_kv * _split_tiles(seqlen_q, group)
-    # Splits, and groups of them that are merged first; a counter for each group, and one for all.
+    # Splits, and groups of them that are merged first; two counters for each group, and three for all.
     splits = _split_bound(seqlen_k, heads_kv * group)
     groups = -(-splits // MERGED.value)
     slots = tiles * (splits + groups) * min(TILE_M.value, seqlen_q * group)
-    return max(1, slots * 514), max(1, tiles * (groups + 1))
+    return max(1, slots * 514), max(1, tiles * (2 * groups + 3))
 
 
 def _split_limit(heads_kv):
@@ -1618,7 +1643,7 @@ def _chained(batch, heads_kv, group, seqlen_q, seqlen_k, sms):
     tiles, splits = batch * heads_kv * _split_tiles(seqlen_q, group), _split_bound(seqlen_k, heads_kv * group)
     rounds = -(-tiles * splits // sms)
     rows = min(TILE_M.value, seqlen_q * group)
-    return splits > 1 and heads_kv <= sms and 32 * max(splits, rounds) <= (32 + rows) * rounds
+    return splits > 1 and heads_kv <= sms and 128 * max(splits, rounds) <= (128 + 3 * rows) * rounds
 
 
 def _split_keys(heads):

@@ -44,6 +44,8 @@ class Counts:
     ahead: int = 0
     #: Whether a warpgroup leaves and merges whole tiles of its rows, one part after the other, instead of some rows of some splits.
     whole_tiles: bool = False
+    #: Parts of columns that are merged apart, by whichever programs of the splits are there; 0: the last one merges all.
+    merged_parts: int = 0
 
 
 #: Of the portable kernel; 75 accesses of four warps to shared memory a step of its merge, with bank conflicts of about four ways.
@@ -58,11 +60,13 @@ COPY_ENGINE_E4M3 = Counts(264, 1, 286, 419, 12, 0, 0, 264, 6, 0, 0, (4, 4), 16, 
 #: program, and where a program first adds up the batch to know its share.
 COPY_ENGINE_RUNS = Counts(150, 1, 163, 320, 5, 0, 0, 560, 2, 0, 0, (8, 8), 16)
 COPY_ENGINE_SHARES = Counts(600, 4, 264, 320, 5, 0, 0, 560, 2, 0, 0, (8, 8), 16, 344)
-#: Of the latent kernel (`hopper_mla_d576_512.py`): a turn of its merge has 8 splits of 4 rows.
-LATENT = Counts(198, 1, 186, 706, 6, 140, 3, 661, 0, 0, 0, (4, 4), 8, 224)
+#: Of the latent kernel (`hopper_mla_d576_512.py`): a turn of its merge has 8 splits of 4 rows, and half of the columns.
+LATENT = Counts(198, 1, 186, 706, 6, 140, 3, 661, 0, 0, 0, (4, 4), 8, 224, merged_parts=2)
 #: Of the kernel that prefills, where keys are parted: what it does with a part, a block's end included (`hopper_prefill_d128.py`).
 PARTED = Counts(269, 1, 299, 250, 4, 0, 0, 264, 2, 0, 0, (64, 64), 1, 320, whole_tiles=True)
 _PARTIAL_BYTES = 4
+#: Of L2's latency: a count in memory with its release and acquire (1,300 cycles by the clock read in the decode kernel, docs/notes/serving-kernels.md).
+_COUNT_TRIPS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +121,11 @@ class Around:
         """After the last block of an item that is whole."""
         return self.instructions(self.counts.finish, self.counts.finish_barriers) + self.machine["l2.latency_cycles"]
 
-    def hand_over(self, head_dim_v: int) -> float:
-        """After the last block of a split: stored, seen by all, counted in."""
+    def hand_over(self, head_dim_v: int, rows: int) -> float:
+        """After the last block of a split of so many rows: stored, seen by all, counted in."""
         stored = self.whole_tile(head_dim_v) if self.counts.whole_tiles else 0.0
+        if self.counts.merged_parts:
+            stored = self.whole_tile(head_dim_v) * rows / self.tile_m
         return (
             self.instructions(self.counts.finish, self.counts.finish_barriers)
             + 2.0 * self.machine["l2.latency_cycles"]
@@ -142,9 +148,14 @@ class Around:
         m, c = self.machine, self.counts
         if c.whole_tiles:
             return splits * (self.whole_tile(workload.head_dim_v) + m["l2.latency_cycles"] + c.merge_step)
-        groups = -(-rows // self.merged_rows)
+        groups, counted = float(-(-rows // self.merged_rows)), 0
+        if c.merged_parts:
+            pieces = int(groups) * c.merged_parts
+            turns = -(-pieces // min(pieces, splits, c.merged))
+            groups, counted = turns / c.merged_parts, 3 + turns
         steps = -(-splits // self.merged_splits(workload.head_dim_v))
         shuffles = c.merge_step_shuffles * m["shuffle.latency_cycles"]
         step = self.instructions(c.merge_step, c.merge_step_barriers) + m["l2.latency_cycles"] + shuffles
         step += c.merge_step_smem * there
-        return m["l2.latency_cycles"] + groups * (self.instructions(c.merge_rows, c.merge_rows_barriers) + steps * step)
+        each = self.instructions(c.merge_rows, c.merge_rows_barriers) + steps * step
+        return (1.0 + _COUNT_TRIPS * counted) * m["l2.latency_cycles"] + groups * each

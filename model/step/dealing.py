@@ -270,7 +270,7 @@ def _mla_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
     split_tiles = -(-min(queries, hopper_mla.SPLIT_QUERIES) * (group // parts) // dealt.tile_m)
     tiles = len(batch.lengths) * work.heads_kv * parts * split_tiles
     rounds, rows, heads = -(-tiles * splits // sms), min(dealt.tile_m, queries * group // parts), work.heads_kv * parts
-    chained = splits > 1 and heads <= sms and 32 * max(splits, rounds) <= (32 + rows) * rounds
+    chained = splits > 1 and heads <= sms and 128 * max(splits, rounds) <= (128 + 3 * rows) * rounds
     teams = min(sms, tiles * splits) // heads
     return replace(
         dealt, head_parts=parts, split_rows=hopper_mla.SPLIT_QUERIES * (group // parts), chained=chained,

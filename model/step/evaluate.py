@@ -214,7 +214,7 @@ def _costs(
         later_start=turnaround + around.plan(False) + warm,
         next_item=around.next_item(batch.page, fill),
         finish=around.finish(),
-        hand_over=around.hand_over(heads.head_dim_v),
+        hand_over=around.hand_over(heads.head_dim_v, rows),
         merge=lambda splits, there: around.merge(splits, rows, heads, there),
         periods=periods,
         memory_block=memory,
