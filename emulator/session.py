@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tilecast.emulator.errors import EmulationError
 from tilecast.emulator.far import Indices, Larger
 from tilecast.emulator.source import Source
 from tilecast.emulator.trace import ProgramTrace
@@ -131,9 +132,19 @@ class Session:
     #: Who looks at every copy and product, if anybody.
     watcher: Watcher | None = None
 
+    #: Events and steps so far, and how many there may be (0: any number), for trials that may never end.
+    spent: int = 0
+    most_events: int = 0
+
     #: Waits for barriers by place and caller's place, where somebody counts them, and the one that is left out.
     waits: dict[tuple[int, ...], str] | None = None
     left_out: tuple[int, ...] = ()
+
+    def spend(self) -> None:
+        """Count an event or a step; EmulationError where there are more than there may be."""
+        self.spent += 1
+        if self.spent > self.most_events > 0:
+            raise EmulationError(f"{self.here()}: more than {self.most_events} events")
 
     def leaves_out(self, name: str) -> bool:
         """Whether the wait for barrier ``name`` that runs now is left out; counts it."""

@@ -286,6 +286,11 @@ class Source:
         """
         return _Loader(self, modules, replaced).execute(self._files[0].path, self.text, name, change)
 
+    def define(self, module: types.ModuleType, text: str, change: ast.NodeTransformer | None = None) -> None:
+        """Execute a definition of the first file again in its module, at the lines where ``text`` has it."""
+        tree = _Bounded().visit(ast.parse(text, self.path))
+        exec(compile(change.visit(tree) if change else tree, self.path, "exec"), module.__dict__)
+
     def add(self, path: str) -> str:
         """The text of another file, whose lines are known from now on."""
         text = read_text(path, "an imported file", RequestError)

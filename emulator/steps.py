@@ -351,12 +351,12 @@ class Steps:
         if self._coarse and float(large.max(initial=0)) >= _LARGEST_E4M3:
             row = int(large.max(1).argmax())
             self._depart(q, "P", f"P of {self._row(q, row)} reaches {_LARGEST_E4M3:g}, the largest number of e4m3: what it should be may be more",
-                         self._of_p(product, a))  # fmt: skip
+                         self._of_p(product, a, "max"))  # fmt: skip
             return None
         if float(large.max(initial=0)) > _HIGHEST:
             row = int(large.max(1).argmax())
             self._depart(q, "row maximum", f"exponentials of {self._row(q, row)} reach {large[row].max():.3g}: the maximum that was "
-                         "subtracted is not that of its scores", self._of_p(product, a))  # fmt: skip
+                         "subtracted is not that of its scores", self._of_p(product, a, "max"))  # fmt: skip
             return None
         return reference
 

@@ -49,7 +49,7 @@ def put(planted: Planted) -> tuple[Battery | str, set[int]]:
     """The battery on a changed kernel (a text: what refused it before), and the changed lines."""
     text, lines = planted.text()
     try:
-        return run_battery(Source(f"{planted.kernel}.py", text)), lines
+        return run_battery(Source(f"{planted.kernel}.py", text), tries=True), lines
     except EmulationError as error:
         return f"{type(error).__name__}: {error}", lines
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilecast.base.progress import Progress, silent
@@ -12,6 +12,7 @@ from tilecast.emulator.battery.benches import bench_for
 from tilecast.emulator.battery.coverage import Unreached
 from tilecast.emulator.battery.host import handed_on, tensor_maps
 from tilecast.emulator.battery.launches import Labelled
+from tilecast.emulator.battery.trials import try_changes
 from tilecast.emulator.errors import (
     BarrierError,
     BoundsError,
@@ -40,6 +41,10 @@ _COUNTS = 8
 _SIDES, _SIDE = 4, 3
 #: Frames of an error up to the last caller that is quoted.
 _CALLERS = 3
+
+
+#: Of what changes of lines are tried, and problems before it that they are put to as well.
+_TRIED, _BEFORE = ("wrongresult", "race", "deadlock", "uninitialized", "bounds", "barrier"), 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +82,11 @@ class Battery:
 
 def run_battery(
     source: Source, machine: str | Machine | None = None, keep_going: bool = False, progress: Progress = silent,
-    chosen: Callable[[Labelled], bool] = lambda problem: True, most: int | None = None,
+    chosen: Callable[[Labelled], bool] = lambda problem: True, most: int | None = None, tries: bool = False,
 ) -> Battery:  # fmt: skip
     """Everything the battery has, in the order of the bench's problems, until something is found (``keep_going``: to the end).
 
-    ``chosen``: which problems; ``most``: how many of them.  Raises RequestError and UnsupportedError for what cannot be run.
+    ``chosen``: which problems; ``most``: how many of them; ``tries``: of the first that is wrong, which change of a line makes it right.  Raises RequestError and UnsupportedError for what cannot be run.
     """
     try:
         run = bench_for(source, machine)
@@ -124,6 +129,10 @@ def run_battery(
     for number, problem in enumerate(todo):
         progress("battery", number, len(todo), problem.label())
         held(problem.label(), lambda problem=problem: run.solve(problem))  # type: ignore[misc]
+        if tries and len(failures) == 1 and failures[0].kind in _TRIED:
+            others = [*todo[:number][:_BEFORE], *todo[number + 1 :]]
+            found = try_changes(run, problem, others, failures[0].message, progress)
+            failures[0] = replace(failures[0], message=failures[0].message + found.text())
         solved += 1
         if number == 0 and not failures:
             refusals = held("wrong arguments", run.refused)

@@ -255,6 +255,7 @@ class Program:
         """Account for a step of the running role; its number."""
         if self.current is None:
             return NO_STEP
+        self.session.spend()
         if pipe == "barrier":
             self.current.touched.clear()
         if self._segment is None:
@@ -266,6 +267,7 @@ class Program:
 
     def record(self, event: Event) -> None:
         """Append to the trace of the running role."""
+        self.session.spend()
         self._segment = None
         role = self.role()
         role.trace.events.append(event)
