@@ -21,10 +21,10 @@ from tilecast.emulator.language.language import Language
 from tilecast.emulator.language.parting import converting, meeting, reducing
 from tilecast.emulator.language.products import barrier_count
 from tilecast.emulator.session import ANY_RELEASE, Session
-from tilecast.emulator.source import COUNTED
+from tilecast.emulator.source import CONVERTED, COUNTED
 from tilecast.emulator.values import dtypes, memory_layouts
 from tilecast.emulator.values.layouts import DistributedLinearLayout
-from tilecast.emulator.values.scalars import Int, constexpr
+from tilecast.emulator.values.scalars import Int, constexpr, converted
 from tilecast.emulator.values.tensors import Tensor
 
 #: Names that a kernel may ask for with hasattr and that one of the releases does not have.
@@ -92,7 +92,7 @@ def counted(session: Session, static: bool = False) -> Any:
 
 def replaced(session: Session) -> dict[str, Any]:
     """Names of files that kernels come from, in place of Python's."""
-    return {"range": counted(session), COUNTED: bounded(session)}
+    return {"range": counted(session), COUNTED: bounded(session), CONVERTED: converted}
 
 
 def bounded(session: Session) -> Callable[[Any, Any], Any]:
