@@ -86,7 +86,7 @@ class Dataflow(Uses):
         """At most ``limit`` lines that an argument of the call at ``chain[0]`` gets its value from.
 
         ``chain[1:]``: lines of the callers; ``argument``: its place or keyword, or "around" for what decides whether the line runs ("conditions": loops aside); ``right``: memories whose values are not followed further; ``products``: whether the
-        accumulators of wgmma are, and not only what comes after them; ``prefer``: names with this in them are followed first; ``layouts``: what makes
+        accumulators of wgmma are, and not only what comes after them; ``prefer``: names with one of these words in them are followed first; ``layouts``: what makes
         layouts is, too; ``counters``: where they start, too; ``only``: nothing where the call has no such argument.
         """
         self._right, self._products, self._prefer, self._layouts = right, products, prefer, layouts
@@ -144,7 +144,12 @@ class Dataflow(Uses):
 
     def _quote(self, node: Any) -> None:
         """Note a statement."""
-        (self._found if self._computes(node) else self._passed).update(dict.fromkeys(_telling(node)))
+        telling = self._computes(node) or (isinstance(node, ast.Assign) and any(map(self._preferred, targets_of(node))))
+        (self._found if telling else self._passed).update(dict.fromkeys(_telling(node)))
+
+    def _preferred(self, name: ast.Name | str) -> bool:
+        """Whether a name is one of those that are followed first."""
+        return any(one in (name.id if isinstance(name, ast.Name) else name) for one in self._prefer.split())
 
     def _computes(self, node: ast.AST) -> bool:
         """Whether a statement computes something, and does not only pass a value on: of several, it may be the wrong one."""
@@ -169,7 +174,7 @@ class Dataflow(Uses):
         if key not in self._seen:
             self._seen.add(key)
             name = what if isinstance(what, str) else getattr(what, "attr", "")
-            if self._prefer and self._prefer in name and cost >= 0:
+            if cost >= 0 and self._preferred(name):
                 cost -= _PREFERRED
             heapq.heappush(self._queue, (cost, next(self._number), (frame, what, path, quoted)))
 

@@ -325,7 +325,13 @@ class _Loader:
         """One file as a module."""
         module = types.ModuleType(name)
         module.__file__ = path
-        module.__dict__.update({COUNTED: lambda value, _end: value, CONVERTED: lambda value, *to, **named: value.to(*to, **named), **self._replaced})
+        module.__dict__.update(
+            {
+                COUNTED: lambda value, _end: value,
+                CONVERTED: lambda value, *to, **named: value.to(*to, **named),
+                **self._replaced,
+            }
+        )
         module.__dict__["__builtins__"] = {**vars(builtins), "__import__": self._import}
         self._loaded[path] = module
         code = compile(change(_Rewritten().visit(_parsed(text, path))), path, "exec") if change else _code(path, text)

@@ -30,6 +30,8 @@ _LARGEST_E4M3 = 448.0
 _LEAST_E4M3 = 2.0**-4
 #: Weights that rounding makes inexact: those below this part of the largest are not compared.
 _SMALL = 2.0**-9
+#: What names of row maxima, and of what is subtracted in the exponent, have in them.
+_MAXIMUM = "reference base max"
 #: Exponentials beyond these mean that the row maximum is not the one of the scores.
 _HIGHEST = 2.0**14
 
@@ -168,6 +170,10 @@ class Steps:
         """What the coordinates of copies are computed from."""
         yield by_turns([self._source.values(tile.calls, _COORDINATES, 1)[1:] for tile in tiles])
 
+    def _around(self, calls: Sequence[int]) -> list[int]:
+        """What decides that a call is made, its callers' loops too."""
+        return by_turns([self._source.values(calls[i:], _COORDINATES, "around") for i in range(len(calls[:3]))])
+
     def _real(self, q: _Tile) -> bool:
         """Whether a tile has rows that are stored."""
         batches, heads, rows, _ = self._s.shape
@@ -218,10 +224,13 @@ class Steps:
             )  # fmt: skip
             return
         near = self._k_of.get(self._scores_of(product, a), [])
-        if near and not any(k.first <= v.first < k.first + max(k.count, v.count) for k in near) and by_way_of is None:
+        together = any(
+            0 <= v.first - k.first < max(k.count, v.count) and (v.first - k.first) % v.count == 0 for k in near
+        )
+        if near and not together and by_way_of is None:
             self._depart(
                 q, "O", f"P of batch {q.batch}, head {q.head}, rows from {q.first} and keys from {near[-1].first} is multiplied with V of keys from "
-                f"{v.first}", product.calls[:2], v.calls, near[-1].calls, *self._copied_from(v, near[-1]),
+                f"{v.first}", product.calls[:2], v.calls, near[-1].calls, self._around(product.calls), *self._copied_from(v, near[-1]),
             )  # fmt: skip
             return
         p = np.asarray(a.values() if isinstance(a, Tmem) else a.a if isinstance(a, (Shared, Tensor)) else a, np.float64)
@@ -281,6 +290,10 @@ class Steps:
         # The last quarter, as a rule: the others are alike.
         return self._stored_p(product.program.tmem.written_at(a.cells_of(0)), prefer)
 
+    def _of_maximum(self, product: Product | Wgmma, a: Any) -> list[int]:
+        """What P is computed from, and by turns what its row maximum is."""
+        return list(dict.fromkeys(by_turns([self._of_p(product, a), self._of_p(product, a, _MAXIMUM)])))
+
     def _behind(self, chain: Sequence[int], argument: int = 0, products: bool = False, prefer: str = "") -> list[int]:
         """What an argument of a call is computed from, S aside: it was right."""
         return self._source.values(chain, _BEHIND, argument, right=self._s_memories, products=products, prefer=prefer)
@@ -333,7 +346,8 @@ class Steps:
                 "score is", (*product.calls[:1], *self._of_p(product, a)), q.calls,
             )  # fmt: skip
             return None
-        if float(np.nan_to_num(off).max(initial=0)) > (6 if self._coarse else 3) * _P_TOLERANCE:
+        saturated = self._coarse and float(large.max(initial=0)) >= _LARGEST_E4M3
+        if not saturated and float(np.nan_to_num(off).max(initial=0)) > (6 if self._coarse else 3) * _P_TOLERANCE:
             row, key = (int(n) for n in np.unravel_index(int(np.nan_to_num(off).argmax()), off.shape))
             times = scaled_by(logarithm[row], s[row])
             if times is not None:
@@ -348,15 +362,15 @@ class Steps:
                 "of the block have it", self._of_p(product, a), q.calls, masks=bool(p[row, key] == 0),
             )  # fmt: skip
             return None
-        if self._coarse and float(large.max(initial=0)) >= _LARGEST_E4M3:
+        if saturated:
             row = int(large.max(1).argmax())
-            self._depart(q, "P", f"P of {self._row(q, row)} reaches {_LARGEST_E4M3:g}, the largest number of e4m3: what it should be may be more",
-                         self._of_p(product, a, "max"))  # fmt: skip
+            self._depart(q, "row maximum", f"P of {self._row(q, row)} reaches {_LARGEST_E4M3:g}, the largest number of e4m3: what it should be may be more",
+                         self._of_maximum(product, a))  # fmt: skip
             return None
         if float(large.max(initial=0)) > _HIGHEST:
             row = int(large.max(1).argmax())
             self._depart(q, "row maximum", f"exponentials of {self._row(q, row)} reach {large[row].max():.3g}: the maximum that was "
-                         "subtracted is not that of its scores", self._of_p(product, a, "max"))  # fmt: skip
+                         "subtracted is not that of its scores", self._of_maximum(product, a))  # fmt: skip
             return None
         return reference
 

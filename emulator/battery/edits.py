@@ -52,6 +52,8 @@ class Edit:
 def edits(function: ast.FunctionDef, line: int, text: str, names: Names) -> Iterator[Edit]:
     """Changes of what begins in a ``line`` of a function, ``text``; those of names take one that stands for the same kind."""
     raw = text.encode()
+    read = {one.id for one in ast.walk(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+    unread = [one.arg for one in function.args.args if one.arg not in read]
 
     def part(node: ast.expr) -> str:
         return raw[node.col_offset : node.end_col_offset].decode()
@@ -65,6 +67,11 @@ def edits(function: ast.FunctionDef, line: int, text: str, names: Names) -> Iter
             if node.lineno == node.end_lineno == line:
                 yield from _of_node(node, line, part)
                 yield from _of_names(node, line, part, names)
+                if isinstance(node, (ast.Name, ast.Attribute)) and part(node) in names:
+                    # A parameter that its function does not read may be missing.
+                    for one in unread:
+                        if names.get(one) == names[part(node)] != ("bool",):
+                            yield Edit(line, node.col_offset, node.end_col_offset or 0, f"({part(node)} * {one})", 0)
         if isinstance(statement, ast.AugAssign) and statement.lineno == statement.end_lineno == line:
             other = _OTHER.get(type(statement.op))
             at = raw.find(b"=", statement.target.end_col_offset)

@@ -12,7 +12,7 @@ from tilecast.emulator.battery.benches import bench_for
 from tilecast.emulator.battery.coverage import Unreached
 from tilecast.emulator.battery.host import handed_on, tensor_maps
 from tilecast.emulator.battery.launches import Labelled
-from tilecast.emulator.battery.trials import try_changes
+from tilecast.emulator.battery.trials import mending_changes
 from tilecast.emulator.errors import (
     BarrierError,
     BoundsError,
@@ -43,8 +43,8 @@ _SIDES, _SIDE = 4, 3
 _CALLERS = 3
 
 
-#: Of what changes of lines are tried, and problems before it that they are put to as well.
-_TRIED, _BEFORE = ("wrongresult", "race", "deadlock", "uninitialized", "bounds", "barrier"), 3
+#: Of what changes of lines are tried.
+_TRIED = ("wrongresult", "race", "deadlock", "uninitialized", "bounds", "barrier")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +130,8 @@ def run_battery(
         progress("battery", number, len(todo), problem.label())
         held(problem.label(), lambda problem=problem: run.solve(problem))  # type: ignore[misc]
         if tries and len(failures) == 1 and failures[0].kind in _TRIED:
-            others = [*todo[:number][:_BEFORE], *todo[number + 1 :]]
-            found = try_changes(run, problem, others, failures[0].message, progress)
-            failures[0] = replace(failures[0], message=failures[0].message + found.text())
+            said = failures[0].message
+            failures[0] = replace(failures[0], message=said + mending_changes(run, todo, number, said, progress))
         solved += 1
         if number == 0 and not failures:
             refusals = held("wrong arguments", run.refused)

@@ -12,7 +12,6 @@ import re
 import types
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,94 +26,73 @@ from tilecast.emulator.values.tensors import Tensor
 #: Trials at most, and events that they may emulate together; of one, how many times as many as the problem itself, which an error
 #: may have ended early, or so many.
 _TRIALS, _EVENTS, _RUNAWAY, _SOME = 600, 400_000, 3, 30_000
-#: Trials after the first that mends all, other problems that a change is put to, trials between two signs of life.
-_MORE, _OTHERS, _TOLD = 250, 6, 20
-#: Changed lines that are quoted.
-_SHOWN = 5
+#: Trials after the first that mends all; trials between two signs of life.
+_MORE, _TOLD = 250, 20
+#: Problems among which the smallest is looked for that is wrong too, and other problems that a change is put to: before and after.
+_SMALLER, _BEFORE, _AFTER = 8, 3, 2
+#: Changed lines that are quoted, and characters of each.
+_SHOWN, _WIDTH = 5, 100
 #: Of what is tried first: lines that are quoted (0) or others that run (1), and the rank of the change.
 _ORDER = ((0, 0), (1, 0), (0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3))
 #: What functions call with their names, as they return.
 _RECORD = "__names__"
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A change that makes a problem right."""
+def mending_changes(
+    bench: AnyBench, todo: Sequence[Any], number: int, message: str, progress: Progress = silent
+) -> str:
+    """Changes of single lines that make problem ``number`` of ``todo``, which is wrong, right, as text to append to its ``message``; those that this
+    quotes are tried first.
 
-    line: int
-    #: The line with the change.
-    new: str
-    #: How many of the other problems are right with it.
-    others: int
-
-
-@dataclass(frozen=True, slots=True)
-class Trials:
-    """What was tried of one problem."""
-
-    right: tuple[Trial, ...]
-    tried: int
-    #: Other problems that the changes were put to.
-    others: int
-
-    def text(self) -> str:
-        """For a message: one change of each line; empty where no change mends every problem."""
-        shown = list({one.line: one for one in reversed(self.right) if one.others == self.others}.values())[::-1]
-        if not shown:
-            return ""
-        also = f", and {self.others} others stay right or become so" if self.others else ""
-        lines = "".join(f"\n               line {one.line}: {one.new.strip()[:100]}" for one in shown[:_SHOWN])
-        return f"\n             with one line changed to one of these it is right{also} ({self.tried} changes were tried){lines}"
-
-
-def try_changes(
-    bench: AnyBench, problem: Any, others: Sequence[Any], message: str, progress: Progress = silent
-) -> Trials:
-    """Changes of single lines that make ``problem``, which is wrong, right; lines that ``message`` quotes first.
-
-    ``others``: problems that a change is put to as well, to tell those that mend the kernel from those that hide what is wrong.
+    Only changes with which problems before it stay right, and some after it are: the others hide what is wrong.
     """
     session, functions = bench.kernel.session, _Functions(bench.kernel.source, bench.kernel.module)
+    total = 0
 
     def right(one: Any, most_events: int = _EVENTS) -> bool:
+        nonlocal total
         session.spent, session.most_events = 0, most_events
         try:
             bench.solve(one)
         except Exception:
             return False
+        finally:
+            total += session.spent
         return True
 
-    found: list[Trial] = []
-    mended: list[Trial] = []
-    spent, tried, most = 0, 0, _TRIALS
-    others = others[:_OTHERS]
+    mending: dict[int, str] = {}
     # Of indices in larger problems nothing is asked again.
     bench.coverage.judges_only, followed, session.far_launches = True, session.far_launches, {}
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            executed = bench.coverage.executed(lambda: right(problem))
-            own = session.spent
-            functions.record_names(lambda: right(problem))
+            sizes: dict[int, int] = {}
+            for at in range(number, min(number + _SMALLER, len(todo))):
+                if not right(todo[at], min(sizes.values(), default=_EVENTS)):
+                    sizes.setdefault(session.spent, at)
+            smallest = todo[sizes[min(sizes)]]
+            others = [todo[number], *todo[:number][:_BEFORE], *todo[number + 1 :][:_AFTER]]
+            executed = bench.coverage.executed(lambda: right(smallest))
+            own, total = session.spent, 0
+            functions.record_names(lambda: right(smallest))
             quoted = [int(line) for line in re.findall(r"line (\d+):", message)]
+            tried, most = 0, _TRIALS
             for edit in functions.candidates(quoted, executed):
-                if tried >= most or spent > _EVENTS or len({one.line for one in mended}) >= _SHOWN:
+                if tried >= most or total > _EVENTS or len(mending) >= _SHOWN:
                     break
                 with functions.changed(edit) as compiled:
-                    if not compiled:
-                        continue
-                    tried += 1
-                    if right(problem, max(_RUNAWAY * own, _SOME)):
-                        one = Trial(edit.line, edit.applied(functions.lines), sum(map(right, others)))
-                        found.append(one)
-                        mended += [one] if one.others == len(others) else []
-                        most = min(most, tried + _MORE) if mended[:1] == [one] else most
-                    spent += session.spent
+                    tried += compiled
+                    if compiled and right(smallest, max(_RUNAWAY * own, _SOME)) and all(map(right, others)):
+                        most = min(most, tried + _MORE) if not mending else most
+                        mending.setdefault(edit.line, edit.applied(functions.lines).strip())
                 if not tried % _TOLD:
                     progress("changes of single lines", tried, _TRIALS)
     finally:
         bench.coverage.judges_only, session.most_events, session.far_launches = False, 0, followed
-    return Trials(tuple(sorted(found, key=lambda one: -one.others)), tried, len(others))
+    if not mending:
+        return ""
+    lines = "".join(f"\n               line {line}: {new[:_WIDTH]}" for line, new in mending.items())
+    return f"\n             with one line changed to one of these it and {len(others) - 1} other problems are right ({tried} changes were tried){lines}"
 
 
 class _Functions:
