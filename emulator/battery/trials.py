@@ -25,9 +25,9 @@ from tilecast.emulator.values.tensors import Tensor
 
 #: Trials at most, and events that they may emulate together; of one, how many times as many as the problem itself, which an error
 #: may have ended early, or so many.
-_TRIALS, _EVENTS, _RUNAWAY, _SOME = 600, 400_000, 3, 30_000
+_TRIALS, _EVENTS, _RUNAWAY, _SOME = 300, 200_000, 3, 30_000
 #: Trials after the first that mends all; trials between two signs of life.
-_MORE, _TOLD = 250, 20
+_MORE, _TOLD = 80, 20
 #: Problems among which the smallest is looked for that is wrong too, and other problems that a change is put to: before and after.
 _SMALLER, _BEFORE, _AFTER = 8, 3, 2
 #: Changed lines that are quoted, and characters of each.
@@ -105,6 +105,7 @@ class _Functions:
         self._functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and on_chip(node)]
         #: What names of each function stand for, the last time that it returned.
         self._names: dict[str, dict[str, Kind]] = {}
+        self._known: dict[int, list[Edit]] = {}
 
     def _at(self, line: int) -> ast.FunctionDef | None:
         return next((one for one in self._functions if line in lines_of(one)), None)
@@ -157,10 +158,15 @@ class _Functions:
         groups = first, [line for line in dict.fromkeys(every) if line not in first]
         for number, rank in _ORDER:
             for line in groups[number]:
-                function = self._at(line)
-                if function is not None:
-                    found = edits(function, line, self.lines[line - 1], self._names.get(function.name, {}))
-                    yield from dict.fromkeys(one for one in found if one.rank == rank)
+                yield from (one for one in self._edits(line) if one.rank == rank)
+
+    def _edits(self, line: int) -> list[Edit]:
+        """The changes of a line."""
+        function = self._at(line)
+        if line not in self._known and function is not None:
+            found = edits(function, line, self.lines[line - 1], self._names.get(function.name, {}))
+            self._known[line] = list(dict.fromkeys(found))
+        return self._known.get(line, [])
 
     @contextlib.contextmanager
     def changed(self, edit: Edit) -> Iterator[bool]:
