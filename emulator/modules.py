@@ -31,7 +31,7 @@ from tilecast.emulator.values.tensors import Tensor
 _NOT_IN = {
     "3.6": {"async_load", "barrier", "allocate_mbarrier", "load_max", "reinterpret", "aggregate"},
     "3.9": {"thread_barrier", "_reinterpret", "_aggregate"},
-    # Kernels that nobody generated for one release get the names of all.
+    # Kernels that were not generated for one release get the names of all.
     ANY_RELEASE: set(),
 }
 
@@ -235,7 +235,7 @@ def _language(session: Session, gl: Language) -> Module:
 
 
 def _plain_language(session: Session, language: Module) -> Module:
-    """triton.language, of kernels beside Gluon's that only load, compute and store: values whose threads nobody knows."""
+    """triton.language, of kernels beside Gluon's that only load, compute and store: values whose threads are not known."""
     names = (
         "arange", "full", "zeros", "zeros_like", "where", "minimum", "maximum", "exp", "exp2", "log", "log2", "sqrt", "rsqrt",
         "abs", "cdiv", "reshape", "max", "min", "sum", "store", "load", "program_id", "num_programs", "reduce", "expand_dims",

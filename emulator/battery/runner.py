@@ -33,7 +33,7 @@ from tilecast.model.machine.machine import Machine
 _BEHIND = 16
 #: Lines that an operand is followed back to, what decides about layouts or is of the host; operands.
 _OPERAND, _LAYOUTS, _OPERANDS = 8, 12, 4
-#: Waits and signals about an access, lines about them; lines that memory which nobody has written is followed back to.
+#: Waits and signals about an access, lines about them; lines that memory which was never written is followed back to.
 _AROUND, _ORDERED, _STORED, _SLOTS = 2, 16, 10, 4
 #: Statements that count slots and phases.
 _COUNTS = 8
@@ -221,9 +221,9 @@ def _waited(source: Source, said: str) -> str:
 
 
 def _not_initialised(source: Source) -> str:
-    """Memory for barriers that nobody initialises, and where it is made, as text to append."""
+    """Memory for barriers that is never initialised, and where it is made, as text to append."""
     return "".join(
-        f"; nobody initialises the barriers of {name}, {source.quote(line)[:100]}"
+        f"; no mbarrier.init is about the barriers of {name}, {source.quote(line)[:100]}"
         for name, line in source.dataflow.not_initialised()
     )
 

@@ -25,7 +25,7 @@ from tilecast.emulator.values.tensors import Tensor
 
 #: Trials at most, and events that they may emulate together; of one, how many times as many as the problem itself, which an error
 #: may have ended early, or so many.
-_TRIALS, _EVENTS, _RUNAWAY, _SOME = 300, 200_000, 3, 30_000
+_TRIALS, _EVENTS, _RUNAWAY, _SOME = 300, 250_000, 3, 30_000
 #: Trials after the first that mends all; trials between two signs of life.
 _MORE, _TOLD = 80, 20
 #: Problems among which the smallest is looked for that is wrong too, and other problems that a change is put to: before and after.
@@ -47,9 +47,9 @@ def mending_changes(
     Only changes with which problems before it stay right, and some after it are: the others hide what is wrong.
     """
     session, functions = bench.kernel.session, _Functions(bench.kernel.source, bench.kernel.module)
-    total = 0
+    total = 0.0
 
-    def right(one: Any, most_events: int = _EVENTS) -> bool:
+    def right(one: Any, most_events: float = _EVENTS) -> bool:
         nonlocal total
         session.spent, session.most_events = 0, most_events
         try:
@@ -66,14 +66,14 @@ def mending_changes(
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            sizes: dict[int, int] = {}
+            sizes: dict[float, int] = {}
             for at in range(number, min(number + _SMALLER, len(todo))):
-                if not right(todo[at], min(sizes.values(), default=_EVENTS)):
+                if total < _EVENTS / 4 and not right(todo[at], min(sizes.values(), default=_EVENTS)):
                     sizes.setdefault(session.spent, at)
             smallest = todo[sizes[min(sizes)]]
             others = [todo[number], *todo[:number][:_BEFORE], *todo[number + 1 :][:_AFTER]]
             executed = bench.coverage.executed(lambda: right(smallest))
-            own, total = session.spent, 0
+            own, total = session.spent, 0.0
             functions.record_names(lambda: right(smallest))
             quoted = [int(line) for line in re.findall(r"line (\d+):", message)]
             tried, most = 0, _TRIALS
@@ -91,8 +91,9 @@ def mending_changes(
         bench.coverage.judges_only, session.most_events, session.far_launches = False, 0, followed
     if not mending:
         return ""
+    it = f"it and {len(others) - 1} other problems are" if len(others) > 1 else "it is"
     lines = "".join(f"\n               line {line}: {new[:_WIDTH]}" for line, new in mending.items())
-    return f"\n             with one line changed to one of these it and {len(others) - 1} other problems are right ({tried} changes were tried){lines}"
+    return f"\n             with one line changed to one of these {it} right ({tried} changes were tried){lines}"
 
 
 class _Functions:

@@ -29,11 +29,13 @@ from tilecast.emulator.hardware.schedule import EFFECT, Schedule
 from tilecast.emulator.hardware.shadow import Access, Shadow
 from tilecast.emulator.hardware.stuck import deadlock
 from tilecast.emulator.session import NO_STEP, Session
-from tilecast.emulator.trace import Arrive, CopyIssue, Event, Fork, Join, ProgramTrace, Step, Wait, Work
+from tilecast.emulator.trace import Arrive, CopyIssue, Event, Fork, Join, MatrixIssue, ProgramTrace, Step, Wait, Work
 from tilecast.emulator.trace import Commit as CommitEvent
 from tilecast.emulator.values import legal
 from tilecast.emulator.values.wellformed import wrong_rank
 
+#: Elements, and products of elements, that take about as long to emulate as an event does.
+_COUNTED, _MULTIPLIED = 1 << 15, 1 << 18
 #: How many times the columns of an SM the allocations of a program may come to, live or not.
 _ROOM = 16
 
@@ -96,7 +98,7 @@ class Program(Schedule):
         return role.name + (f" (CTA {stream % width})" if self.ctas > 1 else "")
 
     def too_weak(self, code: int) -> str:
-        """For a message about an event that nobody knows of: the wait that left it in flight; empty without one."""
+        """For a message about an event that the other side does not know of: the wait that left it in flight; empty without one."""
         stream, number = code >> STREAM_SHIFT, code & ((1 << STREAM_SHIFT) - 1)
         if code >= COPY or not FIRST_WGMMA <= stream < MATRIX_ENGINE:
             return ""
@@ -224,7 +226,7 @@ class Program(Schedule):
         """Account for a step of the running role; its number."""
         if self.current is None:
             return NO_STEP
-        self.session.spend()
+        self.session.spend(count / _COUNTED)
         if pipe == "barrier":
             self.current.touched.clear()
         if self._segment is None:
@@ -236,7 +238,7 @@ class Program(Schedule):
 
     def record(self, event: Event) -> None:
         """Append to the trace of the running role."""
-        self.session.spend()
+        self.session.spend(event.m * event.n * event.k / _MULTIPLIED if isinstance(event, MatrixIssue) else 0.0)
         self._segment = None
         role = self.role()
         role.trace.events.append(event)
@@ -324,7 +326,7 @@ class Program(Schedule):
         self.live.partitions(run=False)
 
     def run(self, kernel: Callable[[], Any], name: str) -> ProgramTrace:
-        """Run the kernel to its end; DeadlockError when nobody can go on."""
+        """Run the kernel to its end; DeadlockError when no role can go on."""
         self.roles.append(Role(self, 0, name, self.session.num_warps, kernel))
         while not all(role.done for role in self.roles):
             ready = [role for role in self.roles if not role.done and (role.blocked is None or role.blocked())]
@@ -373,7 +375,7 @@ class Program(Schedule):
                 )
 
     def coming(self, memory: Any, cell: int) -> str:
-        """For a message about a cell of shared memory that nobody has written: the copy on its way, and the barrier that counts it."""
+        """For a message about a cell of shared memory that was never written: the copy on its way, and the barrier that counts it."""
         for copy in self.copies if memory is self.smem else ():
             if isinstance(copy, Copy) and cell in copy.target.cells_of(copy.cta):
                 quote, bar = self.session.source.quote, copy.bar
