@@ -68,7 +68,7 @@ class Dataflow(Uses):
         self._passed: dict[int, None] = {}
         self._seen: set[Any] = set()
         self._right: Container[str] = ()
-        self._products, self._prefer, self._layouts, self._counters = False, "", False, False
+        self._products, self._prefer, self._layouts, self._counters, self._deciding = False, "", False, False, False
         self._ifs: dict[str, list[ast.If]] = {}
 
     def lines(
@@ -95,7 +95,7 @@ class Dataflow(Uses):
         if frame is None:
             return []
         self._queue, self._found, self._passed, self._seen = [], {}, {}, set()
-        deciding = argument in ("around", "conditions")
+        deciding = self._deciding = argument in ("around", "conditions")
         if deciding:
             # What decides whether it runs, the innermost first.
             kinds = (ast.If, ast.For, ast.While) if argument == "around" else (ast.If,)
@@ -142,9 +142,13 @@ class Dataflow(Uses):
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def _quote(self, node: Any) -> None:
-        """Note a statement."""
-        telling = self._computes(node) or (isinstance(node, ast.Assign) and any(map(self._preferred, targets_of(node))))
+    def _quote(self, node: Any, near: bool = False) -> None:
+        """Note a statement; ``near``: it says something even where it only passes a value on."""
+        telling = (
+            near
+            or self._computes(node)
+            or (isinstance(node, ast.Assign) and any(map(self._preferred, targets_of(node))))
+        )
         (self._found if telling else self._passed).update(dict.fromkeys(_telling(node)))
 
     def _preferred(self, name: ast.Name | str) -> bool:
@@ -264,7 +268,8 @@ class Dataflow(Uses):
             helper = len(self._calls.get(function.name, ())) >= _HELPER_CALLS
             if self._says_nothing(node, path) or (helper and isinstance(node, ast.AnnAssign)):
                 continue
-            self._quote(node if not isinstance(node, ast.For) else node.iter)
+            # Of what a condition compares, a limit that is only passed on may be the wrong one.
+            self._quote(node if not isinstance(node, ast.For) else node.iter, self._deciding and cost <= 1)
             # What decides whether it is this one.
             for test in self._tests(function, node):
                 self._push(cost + 3, frame, test.test, (), test.test)

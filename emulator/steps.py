@@ -232,7 +232,7 @@ class Steps:
         elif found.wrong == "none":
             self._depart(
                 q, "P", f"P of {of_row} is at most {found.got:.2g} for the keys from {v.first}, among which its largest score is",
-                (*product.calls[:1], *self._lines.of_p(product, a)), q.calls,
+                (*product.calls[:1], *self._lines.of_p(product, a)), q.calls, masks=found.got == 0,
             )  # fmt: skip
         elif found.wrong == "scale":
             self._depart(

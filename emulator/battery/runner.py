@@ -279,7 +279,10 @@ def _operands(source: Source, error: EmulationError, most: int = _BEHIND) -> str
         # Where the layout itself is wrong, what it is made of comes first.
         made = source.values(chain, _LAYOUTS, "layout", layouts=True, only=True)[1:]
         lines = [*made, *lines] if "basis" in str(error) or "bases" in str(error) else by_turns([lines, made])
-    lines = [*source.frames_of(error)[1:_CALLERS], *lines]
+    # Of memory that does not fit, where it is made.
+    memory = re.search(r" into ([a-z_][\w.]*),", str(error))
+    made = source.dataflow.assigned(memory[1].rpartition(".")[2]) if memory else []
+    lines = [*source.frames_of(error)[1:_CALLERS], *made, *lines]
     quoted = [f"\n               {source.quote(line)[:100]}" for line in list(dict.fromkeys(lines))[:most]]
     return "; its operands come from" + "".join(quoted) if quoted else ""
 

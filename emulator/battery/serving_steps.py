@@ -248,6 +248,10 @@ class ServingSteps(Trail):
         loads = list(self.loads)[:: -1 if lse_right else 1]
         loaded: list[Place] = [(chain, 0) for chain in loads[:_LOADS]]
         self.step = [*first[:1], *loaded, *of_chains[: len(chains)], *first[1:], *of_chains[len(chains) :]]
+        if not self._met and not self._in_tiles:
+            self._about_masks(mask_chains)
+            self.alike = True
+            return "unknown. Keys go by way of other memory, so that products are not followed: masks, sums, factors, the merge of splits, or the stores"
         return (
             "after. Keys, masks and weights of every block are right: sums, factors, the merge of splits, or the stores"
         )
