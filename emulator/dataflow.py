@@ -269,7 +269,13 @@ class Dataflow(Uses):
             if self._says_nothing(node, path) or (helper and isinstance(node, ast.AnnAssign)):
                 continue
             # Of what a condition compares, a limit that is only passed on may be the wrong one.
-            self._quote(node if not isinstance(node, ast.For) else node.iter, self._deciding and cost <= 1)
+            near = (
+                self._deciding
+                and cost <= 1
+                and not isinstance(node, ast.For)
+                and isinstance(node.value, (ast.Name, ast.Attribute))
+            )
+            self._quote(node if not isinstance(node, ast.For) else node.iter, near)
             # What decides whether it is this one.
             for test in self._tests(function, node):
                 self._push(cost + 3, frame, test.test, (), test.test)
