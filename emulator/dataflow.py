@@ -68,7 +68,7 @@ class Dataflow(Uses):
         self._passed: dict[int, None] = {}
         self._seen: set[Any] = set()
         self._right: Container[str] = ()
-        self._products, self._prefer, self._layouts, self._counters = False, "", False, False
+        self._products, self._prefer, self._layouts, self._counters, self._deciding = False, "", False, False, False
         self._ifs: dict[str, list[ast.If]] = {}
 
     def lines(
@@ -86,7 +86,7 @@ class Dataflow(Uses):
         """At most ``limit`` lines that an argument of the call at ``chain[0]`` gets its value from.
 
         ``chain[1:]``: lines of the callers; ``argument``: its place or keyword, or "around" for what decides whether the line runs ("conditions": loops aside); ``right``: memories whose values are not followed further; ``products``: whether the
-        accumulators of wgmma are, and not only what comes after them; ``prefer``: names with this in them are followed first; ``layouts``: what makes
+        accumulators of wgmma are, and not only what comes after them; ``prefer``: names with one of these words in them are followed first; ``layouts``: what makes
         layouts is, too; ``counters``: where they start, too; ``only``: nothing where the call has no such argument.
         """
         self._right, self._products, self._prefer, self._layouts = right, products, prefer, layouts
@@ -95,7 +95,7 @@ class Dataflow(Uses):
         if frame is None:
             return []
         self._queue, self._found, self._passed, self._seen = [], {}, {}, set()
-        deciding = argument in ("around", "conditions")
+        deciding = self._deciding = argument in ("around", "conditions")
         if deciding:
             # What decides whether it runs, the innermost first.
             kinds = (ast.If, ast.For, ast.While) if argument == "around" else (ast.If,)
@@ -142,9 +142,18 @@ class Dataflow(Uses):
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def _quote(self, node: Any) -> None:
-        """Note a statement."""
-        (self._found if self._computes(node) else self._passed).update(dict.fromkeys(_telling(node)))
+    def _quote(self, node: Any, near: bool = False) -> None:
+        """Note a statement; ``near``: it says something even where it only passes a value on."""
+        telling = (
+            near
+            or self._computes(node)
+            or (isinstance(node, ast.Assign) and any(map(self._preferred, targets_of(node))))
+        )
+        (self._found if telling else self._passed).update(dict.fromkeys(_telling(node)))
+
+    def _preferred(self, name: ast.Name | str) -> bool:
+        """Whether a name is one of those that are followed first."""
+        return any(one in (name.id if isinstance(name, ast.Name) else name) for one in self._prefer.split())
 
     def _computes(self, node: ast.AST) -> bool:
         """Whether a statement computes something, and does not only pass a value on: of several, it may be the wrong one."""
@@ -169,7 +178,7 @@ class Dataflow(Uses):
         if key not in self._seen:
             self._seen.add(key)
             name = what if isinstance(what, str) else getattr(what, "attr", "")
-            if self._prefer and self._prefer in name and cost >= 0:
+            if cost >= 0 and self._preferred(name):
                 cost -= _PREFERRED
             heapq.heappush(self._queue, (cost, next(self._number), (frame, what, path, quoted)))
 
@@ -259,7 +268,14 @@ class Dataflow(Uses):
             helper = len(self._calls.get(function.name, ())) >= _HELPER_CALLS
             if self._says_nothing(node, path) or (helper and isinstance(node, ast.AnnAssign)):
                 continue
-            self._quote(node if not isinstance(node, ast.For) else node.iter)
+            # Of what a condition compares, a limit that is only passed on may be the wrong one.
+            near = (
+                self._deciding
+                and cost <= 1
+                and not isinstance(node, ast.For)
+                and isinstance(node.value, (ast.Name, ast.Attribute))
+            )
+            self._quote(node if not isinstance(node, ast.For) else node.iter, near)
             # What decides whether it is this one.
             for test in self._tests(function, node):
                 self._push(cost + 3, frame, test.test, (), test.test)

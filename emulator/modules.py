@@ -21,17 +21,17 @@ from tilecast.emulator.language.language import Language
 from tilecast.emulator.language.parting import converting, meeting, reducing
 from tilecast.emulator.language.products import barrier_count
 from tilecast.emulator.session import ANY_RELEASE, Session
-from tilecast.emulator.source import COUNTED
+from tilecast.emulator.source import CONVERTED, COUNTED
 from tilecast.emulator.values import dtypes, memory_layouts
 from tilecast.emulator.values.layouts import DistributedLinearLayout
-from tilecast.emulator.values.scalars import Int, constexpr
+from tilecast.emulator.values.scalars import Int, constexpr, converted
 from tilecast.emulator.values.tensors import Tensor
 
 #: Names that a kernel may ask for with hasattr and that one of the releases does not have.
 _NOT_IN = {
     "3.6": {"async_load", "barrier", "allocate_mbarrier", "load_max", "reinterpret", "aggregate"},
     "3.9": {"thread_barrier", "_reinterpret", "_aggregate"},
-    # Kernels that nobody generated for one release get the names of all.
+    # Kernels that were not generated for one release get the names of all.
     ANY_RELEASE: set(),
 }
 
@@ -92,7 +92,7 @@ def counted(session: Session, static: bool = False) -> Any:
 
 def replaced(session: Session) -> dict[str, Any]:
     """Names of files that kernels come from, in place of Python's."""
-    return {"range": counted(session), COUNTED: bounded(session)}
+    return {"range": counted(session), COUNTED: bounded(session), CONVERTED: converted}
 
 
 def bounded(session: Session) -> Callable[[Any, Any], Any]:
@@ -235,7 +235,7 @@ def _language(session: Session, gl: Language) -> Module:
 
 
 def _plain_language(session: Session, language: Module) -> Module:
-    """triton.language, of kernels beside Gluon's that only load, compute and store: values whose threads nobody knows."""
+    """triton.language, of kernels beside Gluon's that only load, compute and store: values whose threads are not known."""
     names = (
         "arange", "full", "zeros", "zeros_like", "where", "minimum", "maximum", "exp", "exp2", "log", "log2", "sqrt", "rsqrt",
         "abs", "cdiv", "reshape", "max", "min", "sum", "store", "load", "program_id", "num_programs", "reduce", "expand_dims",

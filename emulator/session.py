@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tilecast.emulator.errors import EmulationError
 from tilecast.emulator.far import Indices, Larger
 from tilecast.emulator.source import Source
 from tilecast.emulator.trace import ProgramTrace
@@ -30,7 +31,7 @@ class Charged(Protocol):
 
 @dataclass(frozen=True)
 class Growth:
-    """How large problems may become to which indices of anybody's launches are followed: memory of the machine, and values of
+    """How large problems may become to which indices of other authors' launches are followed: memory of the machine, and values of
     the kernel's numbers, by name (then an overflow is an error).
     """
 
@@ -48,7 +49,7 @@ class Planned:
 
 
 class Watcher(Protocol):
-    """Somebody who looks at what copies and matrix products deliver (`steps`)."""
+    """What looks at what copies and matrix products deliver (`steps`)."""
 
     def copied(self, copy: Any) -> None:
         """A copy has written its tile."""
@@ -61,7 +62,7 @@ class Watcher(Protocol):
         the elements, where they are known."""
 
     def loaded(self, calls: tuple[int, ...], unwritten: bool) -> None:
-        """Elements of a tensor in global memory that programs store to are loaded; ``unwritten``: some that nobody has stored."""
+        """Elements of a tensor in global memory that programs store to are loaded; ``unwritten``: some that were never stored."""
 
 
 @dataclass
@@ -84,7 +85,7 @@ class Session:
     #: as it ends to the hardware; empty: the source has to have fences and waits.  Which warps and CTAs meet before a product
     #: is asked of it too (`release`: whose names the kernel sees, and for which it was generated).
     adds_fences: str = ""
-    #: Tensor cores of the machine: wgmma or tcgen05; empty where nobody asks.
+    #: Tensor cores of the machine: wgmma or tcgen05; empty where it does not matter.
     tensor_kind: str = ""
     #: Launches so far, and warps of the running one.
     launches: int = 0
@@ -101,7 +102,7 @@ class Session:
     started: int = 0
     #: Whether programs have to add to a tensor in one order, so that floating-point sums have the same bits in every run.
     sums_in_order: bool = False
-    #: At random moments: has the running program give way to others, until its condition holds; False where nobody can go on.
+    #: At random moments: has the running program give way to others, until its condition holds; False where no program can go on.
     give_way: Callable[[Callable[[], bool]], bool] | None = None
     #: Tensors in global memory by address and shape, and names of them by id.
     arrays: dict[Any, Any] = field(default_factory=dict)
@@ -128,12 +129,23 @@ class Session:
     made_layouts: dict[Any, Any] = field(default_factory=dict)
     #: Functions of the language that tensors have as methods too, by name.
     methods: dict[str, Any] = field(default_factory=dict)
-    #: Who looks at every copy and product, if anybody.
+    #: What looks at every copy and product; None: nothing does.
     watcher: Watcher | None = None
 
-    #: Waits for barriers by place and caller's place, where somebody counts them, and the one that is left out.
+    #: Events and steps so far, those of large tensors and products as several, and how many there may be (0: any number), for
+    #: trials that may never end.
+    spent: float = 0
+    most_events: float = 0
+
+    #: Waits for barriers by place and caller's place, where they are counted, and the one that is left out.
     waits: dict[tuple[int, ...], str] | None = None
     left_out: tuple[int, ...] = ()
+
+    def spend(self, work: float = 0.0) -> None:
+        """Count an event or a step, ``work``: as how many more; EmulationError where there are more than there may be."""
+        self.spent += 1 + work
+        if self.spent > self.most_events > 0:
+            raise EmulationError(f"{self.here()}: more than {self.most_events:.0f} events")
 
     def leaves_out(self, name: str) -> bool:
         """Whether the wait for barrier ``name`` that runs now is left out; counts it."""
@@ -145,7 +157,7 @@ class Session:
         return place == self.left_out
 
     def calls(self) -> tuple[int, ...]:
-        """Places that are running now, innermost first, where somebody watches."""
+        """Places that are running now, innermost first, where a watcher is told."""
         return tuple(self.source.calls()) if self.watcher is not None else ()
 
     def here(self) -> str:

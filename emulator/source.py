@@ -23,6 +23,8 @@ from tilecast.model.kernel.workload import Workload
 
 #: What a loop's condition says of a number, in the names of a file that is executed.
 COUNTED = "__counted__"
+#: What files call in place of the method ``to``, which Python's own numbers do not have.
+CONVERTED = "__to__"
 
 
 def _parsed(text: str, path: str) -> ast.Module:
@@ -112,8 +114,17 @@ class _File:
 _file = functools.lru_cache(maxsize=16)(_File)
 
 
-class _Bounded(ast.NodeTransformer):
-    """``while x < end`` bounds x as ``for x in range(end)`` does: in its body x is `COUNTED` of both."""
+class _Rewritten(ast.NodeTransformer):
+    """``while x < end`` bounds x as ``for x in range(end)`` does: in its body x is `COUNTED` of both.  ``x.to(type)`` is `CONVERTED`: what a
+    comparison of scalars gives is Python's own."""
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
+        match node.func:
+            case ast.Attribute(value, "to"):
+                made = ast.Call(ast.Name(CONVERTED, ast.Load()), [value, *node.args], node.keywords)
+                return ast.fix_missing_locations(ast.copy_location(made, node))
+        return node
 
     def visit_While(self, node: ast.While) -> ast.While:
         self.generic_visit(node)
@@ -127,7 +138,7 @@ class _Bounded(ast.NodeTransformer):
 
 @functools.lru_cache(maxsize=16)
 def _code(path: str, text: str) -> types.CodeType:
-    return compile(_Bounded().visit(_parsed(text, path)), path, "exec")
+    return compile(_Rewritten().visit(_parsed(text, path)), path, "exec")
 
 
 def _running(frame: types.FrameType, expressions: Sequence[ast.expr]) -> int | None:
@@ -286,6 +297,11 @@ class Source:
         """
         return _Loader(self, modules, replaced).execute(self._files[0].path, self.text, name, change)
 
+    def define(self, module: types.ModuleType, text: str, change: ast.NodeTransformer | None = None) -> None:
+        """Execute a definition of the first file again in its module, at the lines where ``text`` has it."""
+        tree = _Rewritten().visit(ast.parse(text, self.path))
+        exec(compile(change.visit(tree) if change else tree, self.path, "exec"), module.__dict__)
+
     def add(self, path: str) -> str:
         """The text of another file, whose lines are known from now on."""
         text = read_text(path, "an imported file", RequestError)
@@ -309,10 +325,16 @@ class _Loader:
         """One file as a module."""
         module = types.ModuleType(name)
         module.__file__ = path
-        module.__dict__.update({COUNTED: lambda value, _end: value, **self._replaced})
+        module.__dict__.update(
+            {
+                COUNTED: lambda value, _end: value,
+                CONVERTED: lambda value, *to, **named: value.to(*to, **named),
+                **self._replaced,
+            }
+        )
         module.__dict__["__builtins__"] = {**vars(builtins), "__import__": self._import}
         self._loaded[path] = module
-        code = compile(change(_Bounded().visit(_parsed(text, path))), path, "exec") if change else _code(path, text)
+        code = compile(change(_Rewritten().visit(_parsed(text, path))), path, "exec") if change else _code(path, text)
         exec(code, module.__dict__)
         return module
 

@@ -190,8 +190,8 @@ class Uses:
         ]
 
     def unread(self) -> list[tuple[str, str, list[int]]]:
-        """Parameters and names of the chip's functions that nothing reads: (name, function, where it might be: its assignment, or the
-        statements of a short function)."""
+        """Parameters and names of the chip's functions that nothing reads: (name, function, where it might be: its assignment, the
+        statements of a short function, or those that read the parameters beside it)."""
         found = []
         for function in self._on_chip():
             read = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
@@ -200,7 +200,11 @@ class Uses:
             ]
             short = [line for one in body for line in lines_of(one)] if len(body) <= _SHORT else [function.lineno]
             names = [one.arg for one in function.args.args if one.arg != one.arg.upper()]
-            found += [(name, function.name, short) for name in names if name not in read]
+            for number, name in enumerate(names):
+                if name not in read:
+                    beside = {*names[max(number - 1, 0) : number], *names[number + 1 : number + 2]}
+                    places = [line for one in body if len(body) > _SHORT for line in _reading(one, beside)]
+                    found.append((name, function.name, list(dict.fromkeys(places)) or short))
             for node in nearest_assignments(function):
                 single = (
                     targets_of(node) if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) else []
@@ -429,3 +433,12 @@ class Uses:
     def _is_own(self, name: str) -> bool:
         """Whether a function or a class of named fields of the file is called that."""
         return name in self._functions or name in self._fields
+
+
+def _reading(statement: ast.stmt, names: Container[str]) -> list[int]:
+    """Lines of a statement that read one of these names."""
+    return [
+        n.lineno
+        for n in ast.walk(statement)
+        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and n.id in names
+    ]

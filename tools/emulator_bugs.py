@@ -1,11 +1,12 @@
 """Planted bugs against the default battery: how many it finds, what its messages quote, and false alarms.
 
-python tools/emulator_bugs.py [--only TEXT] [--set planted|later|none|families|harmless | --drawn COUNT --seed NUMBER]
+python tools/emulator_bugs.py [--only TEXT] [--set planted|later|none|families|harmless | --drawn COUNT --seed NUMBER [--rule values|harmless]] [--half 0|1]
 
 Puts every change of tests/support/planted.py and planted_families.py to `tilecast emulate FILE`'s battery, those that only the
 compiler can refuse to the compiler too, and prints a table.  A message points at the bug when it quotes a changed line, or
 names a barrier or buffer concerned.  Takes 15 minutes on one core.  ``--drawn``: changes that a rule draws (tests/support/drawn.py)
-instead, of which some change nothing that counts.
+instead, of which some change nothing that counts; ``--rule values``: of values only, from every shipped file of Gluon, ``harmless``: those
+that change nothing.  ``--half 0``: every other one of these, to develop with; ``1``: the others, kept aside to be judged by.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from support.drawn import drawn
+from support.drawn import drawn, drawn_harmless, drawn_values
 from support.planted import BENIGN, LATER, PLANTED, Planted
 from support.planted_families import FAMILIES, HARMLESS
 
@@ -48,7 +49,7 @@ def put(planted: Planted) -> tuple[Battery | str, set[int]]:
     """The battery on a changed kernel (a text: what refused it before), and the changed lines."""
     text, lines = planted.text()
     try:
-        return run_battery(Source(f"{planted.kernel}.py", text)), lines
+        return run_battery(Source(f"{planted.kernel}.py", text), tries=True), lines
     except EmulationError as error:
         return f"{type(error).__name__}: {error}", lines
 
@@ -100,10 +101,18 @@ def main() -> None:
     )
     parser.add_argument("--drawn", type=int, help="so many changes drawn by a rule instead")
     parser.add_argument("--seed", type=int, default=1, help="of what is drawn (1)")
+    parser.add_argument(
+        "--rule", choices=("values", "harmless"), help="draw wrong values only, or what changes nothing"
+    )
+    parser.add_argument("--half", type=int, choices=(0, 1), help="every other one: the first half, or the second")
     chosen = parser.parse_args()
     listed = sets[chosen.set] if chosen.set else (*PLANTED, *LATER, *FAMILIES, *BENIGN, *HARMLESS)
     if chosen.drawn:
-        listed = drawn(_DRAWN_FROM, chosen.drawn, chosen.seed)
+        rules = {"values": drawn_values, "harmless": drawn_harmless}
+        draw = rules[chosen.rule] if chosen.rule else functools.partial(drawn, _DRAWN_FROM)
+        listed = draw(chosen.drawn, chosen.seed)
+    if chosen.half is not None:
+        listed = listed[chosen.half :: 2]
     caught: Counter[str] = Counter()
     every: Counter[str] = Counter()
     pointed: Counter[str] = Counter()

@@ -192,7 +192,7 @@ class BackwardBench(LaunchBench):
         if not problem.keys:
             host = handed_on(self.source, *WITHOUT_KEYS)
         elif not steps.departs or "it is nan" in said:
-            # Of scratch memory that nobody stored to, too.
+            # Of scratch memory that was never stored to, too.
             host = handed_on(
                 self.source,
                 "how many blocks there are, and by what they are multiplied",

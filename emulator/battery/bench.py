@@ -97,7 +97,8 @@ class Bench:
     def solve(self, problem: Problem) -> None:
         """Run one problem; EmulationError when the kernel is wrong."""
         work, self.kernel.session.follows_far = self.workload, problem.followed
-        bytes_of_head = 2 * problem.keys * (work.head_dim_qk + work.head_dim_v)
+        width = 1 if problem.dtype.startswith(("e4m3", "e5m2")) else 2
+        bytes_of_head = width * problem.keys * (work.head_dim_qk + work.head_dim_v)
         self._cache_bytes = (problem.heads_in_l2 or 0) * bytes_of_head
         scale = work.head_dim_qk**-0.5 if problem.scale is None else problem.scale
         self._launch(problem, scale, 0)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tilecast.emulator.errors import WrongResultError
 from tilecast.emulator.expressions import on_chip
 
 #: What rewritten files call: with the line of a statement; with the number of a test and its value.
@@ -47,7 +48,9 @@ class Coverage:
         self._took: set[tuple[int, bool]] = set()
         self._tests: list[_Test] = []
         self._functions: list[tuple[int, list[int]]] = []
-        self._on_chip: set[int] = set()
+        self._on_chip: frozenset[int] = frozenset()
+        #: Whether it only matters that a result is wrong: it is not followed back.
+        self.judges_only = False
         self._constants: set[str] = set()
 
     @property
@@ -100,18 +103,24 @@ class Coverage:
             ]  # fmt: skip
         self._functions.append((function.lineno, sorted(lines)))
         if compiled:
-            self._on_chip.update(lines)
+            self._on_chip |= frozenset(lines)
 
-    def left_out(self, attempt: Callable[[], Any]) -> frozenset[int]:
-        """Lines of the kernels' statements that ``attempt`` does not execute; what host code has worked out it remembers."""
+    def executed(self, attempt: Callable[[], Any]) -> frozenset[int]:
+        """Lines of statements that ``attempt`` executes."""
         before = set(self._ran)
         # What the file calls adds to this very set.
         self._ran.clear()
         try:
             attempt()
-            return frozenset(self._on_chip - self._ran)
+            return frozenset(self._ran)
         finally:
             self._ran.update(before)
+
+    def left_out(self, attempt: Callable[[], Any]) -> frozenset[int]:
+        """Lines of the kernels' statements that ``attempt`` does not execute; what host code has worked out it remembers."""
+        if self.judges_only:
+            raise WrongResultError("not explained")
+        return self._on_chip - self.executed(attempt)
 
     def share(self) -> tuple[int, int]:
         """(statements executed, statements there are) of the functions of the file."""

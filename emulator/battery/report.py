@@ -50,7 +50,7 @@ def run_report(
         return case is None or case in one.label()
 
     source = Source(kernel_path(file))
-    found = run_battery(source, machine, keep_going, progress, chosen, _QUICK if quick else None)
+    found = run_battery(source, machine, keep_going, progress, chosen, _QUICK if quick else None, tries=not quick)
     if not found.problems_in_all:
         raise RequestError(f"--case: no problem of the battery is called '{case}'")
     waits = superfluous_waits(source, machine, chosen, progress) if superfluous and not found.failures else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilecast.base.progress import Progress, silent
@@ -12,6 +12,7 @@ from tilecast.emulator.battery.benches import bench_for
 from tilecast.emulator.battery.coverage import Unreached
 from tilecast.emulator.battery.host import handed_on, tensor_maps
 from tilecast.emulator.battery.launches import Labelled
+from tilecast.emulator.battery.trials import mending_changes
 from tilecast.emulator.errors import (
     BarrierError,
     BoundsError,
@@ -32,7 +33,7 @@ from tilecast.model.machine.machine import Machine
 _BEHIND = 16
 #: Lines that an operand is followed back to, what decides about layouts or is of the host; operands.
 _OPERAND, _LAYOUTS, _OPERANDS = 8, 12, 4
-#: Waits and signals about an access, lines about them; lines that memory which nobody has written is followed back to.
+#: Waits and signals about an access, lines about them; lines that memory which was never written is followed back to.
 _AROUND, _ORDERED, _STORED, _SLOTS = 2, 16, 10, 4
 #: Statements that count slots and phases.
 _COUNTS = 8
@@ -40,6 +41,10 @@ _COUNTS = 8
 _SIDES, _SIDE = 4, 3
 #: Frames of an error up to the last caller that is quoted.
 _CALLERS = 3
+
+
+#: Of what changes of lines are tried.
+_TRIED = ("wrongresult", "race", "deadlock", "uninitialized", "bounds", "barrier")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +82,11 @@ class Battery:
 
 def run_battery(
     source: Source, machine: str | Machine | None = None, keep_going: bool = False, progress: Progress = silent,
-    chosen: Callable[[Labelled], bool] = lambda problem: True, most: int | None = None,
+    chosen: Callable[[Labelled], bool] = lambda problem: True, most: int | None = None, tries: bool = False,
 ) -> Battery:  # fmt: skip
     """Everything the battery has, in the order of the bench's problems, until something is found (``keep_going``: to the end).
 
-    ``chosen``: which problems; ``most``: how many of them.  Raises RequestError and UnsupportedError for what cannot be run.
+    ``chosen``: which problems; ``most``: how many of them; ``tries``: of the first that is wrong, which change of a line makes it right.  Raises RequestError and UnsupportedError for what cannot be run.
     """
     try:
         run = bench_for(source, machine)
@@ -124,6 +129,9 @@ def run_battery(
     for number, problem in enumerate(todo):
         progress("battery", number, len(todo), problem.label())
         held(problem.label(), lambda problem=problem: run.solve(problem))  # type: ignore[misc]
+        if tries and len(failures) == 1 and failures[0].kind in _TRIED:
+            said = failures[0].message
+            failures[0] = replace(failures[0], message=said + mending_changes(run, todo, number, said, progress))
         solved += 1
         if number == 0 and not failures:
             refusals = held("wrong arguments", run.refused)
@@ -213,9 +221,9 @@ def _waited(source: Source, said: str) -> str:
 
 
 def _not_initialised(source: Source) -> str:
-    """Memory for barriers that nobody initialises, and where it is made, as text to append."""
+    """Memory for barriers that is never initialised, and where it is made, as text to append."""
     return "".join(
-        f"; nobody initialises the barriers of {name}, {source.quote(line)[:100]}"
+        f"; no mbarrier.init is about the barriers of {name}, {source.quote(line)[:100]}"
         for name, line in source.dataflow.not_initialised()
     )
 
@@ -271,7 +279,10 @@ def _operands(source: Source, error: EmulationError, most: int = _BEHIND) -> str
         # Where the layout itself is wrong, what it is made of comes first.
         made = source.values(chain, _LAYOUTS, "layout", layouts=True, only=True)[1:]
         lines = [*made, *lines] if "basis" in str(error) or "bases" in str(error) else by_turns([lines, made])
-    lines = [*source.frames_of(error)[1:_CALLERS], *lines]
+    # Of memory that does not fit, where it is made.
+    memory = re.search(r" into ([a-z_][\w.]*),", str(error))
+    made = source.dataflow.assigned(memory[1].rpartition(".")[2]) if memory else []
+    lines = [*source.frames_of(error)[1:_CALLERS], *made, *lines]
     quoted = [f"\n               {source.quote(line)[:100]}" for line in list(dict.fromkeys(lines))[:most]]
     return "; its operands come from" + "".join(quoted) if quoted else ""
 

@@ -194,7 +194,7 @@ class ServingBench(LaunchBench):
                 scale = self._dims[0] ** -0.5 if problem.scale is None else problem.scale
                 factors = made.lists["k_descale"].data if problem.descale else None
                 scores = by_row(made.sequences, scale, problem.softcap, group, factors)
-                steps = ServingSteps(problem.lengths, group, problem.window, made.places, scores)
+                steps = ServingSteps(problem.lengths, group, problem.window, made.places, scores, problem.latent)
                 self.source.dataflow.left_out = self.coverage.left_out(functools.partial(launched, number, steps))
                 again = "the first launch in this scratch memory was right; " if number else ""
                 name, place = where.stored

@@ -10,6 +10,8 @@ import numpy as np
 from tilecast.emulator.battery.launches import Trail
 from tilecast.emulator.hardware.engines import Wgmma
 from tilecast.emulator.hardware.memory import Shared
+from tilecast.emulator.hardware.tensor_memory import Tmem
+from tilecast.emulator.values.tensors import Tensor
 from tilecast.emulator.verify import visible
 
 #: Of a row's largest weight, what says that a key is weighed.
@@ -29,21 +31,26 @@ Key = tuple[int, int]
 class ServingSteps(Trail):
     """Watches one launch; ``lengths``: (queries, keys) of each sequence, ``group``: query heads of a key head.
 
-    ``scores``: of (sequence, query, query head) those of every key (`by_row`); ``places``: of (page or row of the cache, token in it) the key that lies there.
+    ``scores``: of (sequence, query, query head) those of every key (`by_row`); ``places``: of (page or row of the cache, token in it) the key that lies there;
+    ``latent``: V is part of K.
     """
 
     def __init__(
-        self, lengths: Sequence[tuple[int, int]], group: int, window: tuple[int, int], places: Mapping[tuple[int, int], Key], scores: Any = None
+        self, lengths: Sequence[tuple[int, int]], group: int, window: tuple[int, int], places: Mapping[tuple[int, int], Key], scores: Any = None,
+        latent: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
-        self._lengths, self._group, self._places, self._scores = lengths, group, places, scores
+        self._lengths, self._group, self._places, self._scores, self._latent = lengths, group, places, scores, latent
         self._seen = [visible(q, k, window) for q, k in lengths]
         #: Of each cell of shared memory: tensor, page, head, token, and where the copy was called for.
         self._cells: dict[tuple[int, int], tuple[str, int, int, int, tuple[int, ...]]] = {}
-        #: Of each role, the keys of its last S, by column; weights by (sequence, key head).
-        self._scored: dict[Any, list[Key | None]] = {}
+        #: Of each role or, by tcgen05, program, the keys of its last S (two of them), by column; weights by (sequence, key head).
+        self._scored: dict[Any, list[list[Key | None]]] = {}
         self._weighed: dict[tuple[int, int], dict[int, set[Any]]] = {}
         self._p_products: dict[tuple[int, ...], None] = {}
+        #: (sequence, key head) that products with V are about, and those of several tiles, whose keys are not counted.
+        self._met: set[tuple[int, int]] = set()
+        self._in_tiles: set[tuple[int, int]] = set()
         #: What is wrong, where a step is; whether masks are concerned.
         self.departs, self._masked = "", False
 
@@ -62,36 +69,46 @@ class ServingSteps(Trail):
     def multiplied(self, product: Any, a: Any, result: Any) -> None:
         """S when Q meets K; P when something meets V."""
         super().multiplied(product, a, result)
-        # Products by tcgen05 have S a block ahead of P, and no role to tell whose: only what was stored speaks for them.
-        if self.departs or not isinstance(product, Wgmma):
+        if self.departs:
             return
-        turned = isinstance(a, Shared)
-        # A cell of each key, however the tile is turned.
-        each = product.b.by_element()
-        cells = each[0] if turned else each[:, 0]
-        found = [self._cells.get((id(product.program), int(cell))) for cell in cells]
-        if any(one is None for one in found):
+        # Of S keys are across, of V down; one column or row tells which.
+        cells = product.b.by_element()
+        found = [
+            [self._cells.get((id(product.program), int(cell))) for cell in line] for line in (cells[0], cells[:, 0])
+        ]
+        if any(one is None for line in found for one in line):
             return
-        known = [one for one in found if one is not None]
+        across, down = ([one for one in line if one is not None] for line in found)
+        scored = across[0][3] != across[-1][3] or len(down) == 1
+        known = across if scored else down
         keys = [self._places.get((page, token)) for _, page, _, token, _ in known]
-        if turned and known[0][0] == "k":
-            self._scored[id(product.role)] = keys
-        elif turned:
+        # Wgmma is of its role; by tcgen05 S may be there a block ahead of P.
+        place = id(product.role) if isinstance(product, Wgmma) else id(product.program)
+        if scored and known[0][0] == "k":
+            before = self._scored.setdefault(place, [])
+            if keys not in before[-1:]:
+                before[:] = [*before, keys][-1 if isinstance(product, Wgmma) else -2 :]
+        elif scored:
             _, page, head, token, calls = known[0]
             self._depart(
                 f"S. Q is multiplied with V (page or row {page}, head {head}, from token {token}), not with K", (product.calls[:3], None),
                 (calls, 1), *((calls[i:], 0) for i in range(1, len(calls))),
             )  # fmt: skip
-        elif known[0][0] == "v":
-            self._weighted(product, np.asarray(a, np.float64), keys, known, np.asarray(result))
+        elif known[0][0] == "v" or self._latent:
+            of_k = self._scored.get(place, [])
+            mine = next((one for one in of_k if one == keys), of_k[0] if of_k else [])
+            p = a.values() if isinstance(a, Tmem) else a.a if isinstance(a, (Shared, Tensor)) else a
+            self._weighted(product, np.asarray(p, np.float64), mine, keys, known, np.asarray(result))
 
     def _depart(self, what: str, *chains: tuple[tuple[int, ...], int | str | None], masked: bool = False) -> None:
         self.departs, self._masked = what, masked
         self.step = list(chains)
 
-    def _weighted(self, product: Any, p: Any, keys: Sequence[Key | None], known: Sequence[Any], result: Any) -> None:
-        """P of one block against the mask, and V against K."""
-        of_k = self._scored.get(id(product.role), [])
+    def _weighted(
+        self, product: Any, p: Any, of_k: Sequence[Key | None], keys: Sequence[Key | None], known: Sequence[Any], result: Any
+    ) -> None:  # fmt: skip
+        """P of one block against the mask, and V against K, whose keys are ``of_k``."""
+        self._met.update((key[0], int(known[0][2])) for key in keys if key is not None)
         call = product.calls[:3]
         self._p_products[call] = None
         pairs = [(k, v) for k, v in zip(of_k, keys, strict=False) if k is not None and v is not None and k != v]
@@ -119,6 +136,8 @@ class ServingSteps(Trail):
                 )  # fmt: skip
                 return
         if not rows or rows * self._group > len(p):
+            # Which of its tiles this is, is not known.
+            self._in_tiles.add((b, head))
             return
         with np.errstate(all="ignore"):
             sound = np.isfinite(p).all(1)
@@ -149,9 +168,10 @@ class ServingSteps(Trail):
                 )  # fmt: skip
                 return
         weighed = self._weighed.setdefault((b, head), {})
+        role = id(product.role) if isinstance(product, Wgmma) else None
         for number in numbers[numbers >= 0].tolist():
             # A block of V may be multiplied in pieces.
-            weighed.setdefault(number, set()).add((id(product.role), id(product.program), columns))
+            weighed.setdefault(number, set()).add((role, id(product.program), columns))
 
     def _cleared(self) -> list[tuple[int, ...]]:
         """Where rows of V are cleared: stores to it."""
@@ -177,8 +197,10 @@ class ServingSteps(Trail):
             if self._masked:
                 self._about_masks(mask_chains)
             return self.departs
-        needed = set(np.flatnonzero(self._seen[b][row]).tolist()) if self._lengths[b][1] else set()
-        weighed = self._weighed.get((b, head // self._group), {})
+        place = b, head // self._group
+        counted = bool(self._lengths[b][1]) and bool(self._met) and place not in self._in_tiles
+        needed = set(np.flatnonzero(self._seen[b][row]).tolist()) if counted else set()
+        weighed = self._weighed.get(place, {})
         missing = sorted(needed - set(weighed))
         twice = sorted(
             number
@@ -207,8 +229,8 @@ class ServingSteps(Trail):
             return said
         if self.unwritten:
             loads = list(self.unwritten)[:_LOADS]
-            kept = [(chain, 0) for chain in self.in_global.get("partials", {})]
-            self.step = [*((chain, argument) for argument in (0, "mask") for chain in loads), *kept]
+            kept = [(chain[i:], i) for i in (0, 1) for chain in self.in_global.get("partials", {})]
+            self.step, self.alike = [*((chain, argument) for argument in (0, "mask") for chain in loads), *kept], True
             return "merge. Elements of partial results are loaded that were never stored"
         names = ("lse", "partials", "out") if not lse_right else ("out", "partials")
         chains = [chain for name in names for chain in self.stores.get(name, {}) if not stored or name == "partials"]
@@ -226,6 +248,10 @@ class ServingSteps(Trail):
         loads = list(self.loads)[:: -1 if lse_right else 1]
         loaded: list[Place] = [(chain, 0) for chain in loads[:_LOADS]]
         self.step = [*first[:1], *loaded, *of_chains[: len(chains)], *first[1:], *of_chains[len(chains) :]]
+        if not self._met and not self._in_tiles:
+            self._about_masks(mask_chains)
+            self.alike = True
+            return "unknown. Keys go by way of other memory, so that products are not followed: masks, sums, factors, the merge of splits, or the stores"
         return (
             "after. Keys, masks and weights of every block are right: sums, factors, the merge of splits, or the stores"
         )

@@ -1,7 +1,7 @@
 """Operations that take effect later: copies, matrix products, commits.
 
 Each is issued by a role and carries what that role knew then.  It reads and writes memory when the scheduler lets it take
-effect, as late as somebody needs it or at a random moment before, and checks its accesses against what it knew.
+effect, as late as something needs it or at a random moment before, and checks its accesses against what it knew.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ class TensorOperation:
         self.calls = role.program.session.calls()
 
     def wakes(self) -> list[Instance]:
-        """Only commits tell anybody."""
+        """Only commits tell others."""
         return []
 
     def take_effect(self) -> None:
@@ -319,7 +319,7 @@ class CopyToTensorMemory(TensorOperation):
     def take_effect(self) -> None:
         """Copy the values as they are now."""
         accesses, program = self.accesses(), self.program
-        # It cannot be predicated: what nobody has written is copied, and is as undefined there.
+        # It cannot be predicated: what was never written is copied, and is as undefined there.
         defined = all(program.smem.is_written(self.source.cells_of(cta)) for cta in range(program.ctas))
         if defined:
             self.read(self.source, accesses)

@@ -1,17 +1,10 @@
-"""One program (a CTA, or a pair): its roles as coroutines, its memories, and who goes on when.
-
-"late": a role runs until it has to wait, and what is asynchronous takes effect only when nobody can go on without it.
-"random": at every operation another role may go on and anything in flight may take effect, by a seeded generator.
-"""
+"""One program (a CTA, or a pair): its roles as coroutines, its memories, and what they tell each other."""
 
 from __future__ import annotations
 
-import random
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import greenlet
 import numpy as np
 
 from tilecast.emulator.errors import (
@@ -20,7 +13,7 @@ from tilecast.emulator.errors import (
     RaceError,
     UnsupportedError,
 )
-from tilecast.emulator.hardware.barriers import Barrier, Instance
+from tilecast.emulator.hardware.barriers import Barrier
 from tilecast.emulator.hardware.clocks import (
     COPY,
     FIRST_WGMMA,
@@ -29,37 +22,30 @@ from tilecast.emulator.hardware.clocks import (
     Agent,
 )
 from tilecast.emulator.hardware.columns import Columns
-from tilecast.emulator.hardware.engines import Commit, Copy, InFlight, TensorOperation
+from tilecast.emulator.hardware.engines import Copy
 from tilecast.emulator.hardware.liveness import Liveness
 from tilecast.emulator.hardware.role import Role
+from tilecast.emulator.hardware.schedule import EFFECT, Schedule
 from tilecast.emulator.hardware.shadow import Access, Shadow
 from tilecast.emulator.hardware.stuck import deadlock
-from tilecast.emulator.hardware.transfers import Transfer
 from tilecast.emulator.session import NO_STEP, Session
-from tilecast.emulator.trace import Arrive, CopyIssue, Event, Fork, Join, ProgramTrace, Step, Wait, Work
+from tilecast.emulator.trace import Arrive, CopyIssue, Event, Fork, Join, MatrixIssue, ProgramTrace, Step, Wait, Work
 from tilecast.emulator.trace import Commit as CommitEvent
 from tilecast.emulator.values import legal
 from tilecast.emulator.values.wellformed import wrong_rank
 
-#: How often, in random mode, an operation lets somebody else go first, and something in flight takes effect.
-_SWITCH, _EFFECT = 0.3, 0.4
+#: Elements, and products of elements, that take about as long to emulate as an event does.
+_COUNTED, _MULTIPLIED = 1 << 15, 1 << 18
 #: How many times the columns of an SM the allocations of a program may come to, live or not.
 _ROOM = 16
 
 
-class Program:
+class Program(Schedule):
     """State of one running program; see the module docstring."""
 
     def __init__(self, session: Session, number: int, grid: Sequence[int], ctas: int) -> None:
-        self.session, self.number, self.grid, self.ctas = session, number, tuple(grid), ctas
-        self.late = session.mode == "late"
-        self.random = random.Random((session.seed << 16) + number)
-        #: Whoever starts the program schedules its roles.
-        self.hub = greenlet.getcurrent()
-        self.roles: list[Role] = []
-        self.current: Role | None = None
-        self.copies: list[InFlight] = []
-        self.engine: deque[TensorOperation | Commit] = deque()
+        super().__init__(session, number)
+        self.grid, self.ctas = tuple(grid), ctas
         self.products = 0
         #: Whether the CTAs multiply in pairs: known once tensor memory for two of them is allocated.
         self.paired = False
@@ -83,21 +69,12 @@ class Program:
         #: Scale factors in tensor memory by first byte, rows and columns.
         self.scales: dict[tuple[int, int, int], Any] = {}
         self._cell_owner = np.zeros(0, np.int8)
-        self._segment: Work | None = None
         #: Steps so far.
         self.steps = 0
-        #: At random moments: index of the role that goes last (one more than there are: none), chosen for so many roles.
-        self._lagging = self._counted = 0
         #: Places, and their callers', where flags of other programs were read; the last one last.
         self.flags_read: dict[tuple[int, ...], None] = {}
-        #: Whether other programs go first now.
-        self._courteous = False
 
     # -- what memory and engines ask -------------------------------------------------------------------------------
-
-    def line(self) -> int:
-        """Line of the kernel that runs now."""
-        return self.session.source.line()
 
     def here(self) -> str:
         """The same, quoted."""
@@ -121,18 +98,12 @@ class Program:
         return role.name + (f" (CTA {stream % width})" if self.ctas > 1 else "")
 
     def too_weak(self, code: int) -> str:
-        """For a message about an event that nobody knows of: the wait that left it in flight; empty without one."""
+        """For a message about an event that the other side does not know of: the wait that left it in flight; empty without one."""
         stream, number = code >> STREAM_SHIFT, code & ((1 << STREAM_SHIFT) - 1)
         if code >= COPY or not FIRST_WGMMA <= stream < MATRIX_ENGINE:
             return ""
         line = self.roles[stream - FIRST_WGMMA].left_by.get(number, 0)
         return f"; the wait at {self.session.source.quote(line)} leaves that product in flight" if line else ""
-
-    def role(self) -> Role:
-        """The role that runs; UnsupportedError outside a kernel."""
-        if self.current is None:
-            raise UnsupportedError("a Gluon operation outside a kernel")
-        return self.current
 
     def agents(self) -> list[Agent]:
         """The running role in each CTA."""
@@ -255,6 +226,7 @@ class Program:
         """Account for a step of the running role; its number."""
         if self.current is None:
             return NO_STEP
+        self.session.spend(count / _COUNTED)
         if pipe == "barrier":
             self.current.touched.clear()
         if self._segment is None:
@@ -266,6 +238,7 @@ class Program:
 
     def record(self, event: Event) -> None:
         """Append to the trace of the running role."""
+        self.session.spend(event.m * event.n * event.k / _MULTIPLIED if isinstance(event, MatrixIssue) else 0.0)
         self._segment = None
         role = self.role()
         role.trace.events.append(event)
@@ -287,40 +260,7 @@ class Program:
             self.charge("barrier", 1.0)
         role.touched[memory] = stores or role.touched.get(memory, False)
 
-    # -- scheduling --------------------------------------------------------------------------------------------------
-
-    def step(self) -> None:
-        """A point where, in random mode, others may go first."""
-        if not self.late and self.random.random() < _SWITCH:
-            self._switch()
-
-    def step_of_programs(self) -> None:
-        """A point where, in random mode, other roles and other programs may go first."""
-        self._courteous = self.session.give_way is not None and self.random.random() < _SWITCH
-        if self._courteous:
-            self._switch()
-        else:
-            self.step()
-
-    def _switch(self) -> None:
-        segment, self._segment = self._segment, None
-        self.hub.switch()
-        self._segment = segment
-
-    def block(self, condition: Callable[[], bool]) -> None:
-        """The running role waits until ``condition`` holds."""
-        role = self.role()
-        while not condition():
-            role.blocked = condition
-            self._switch()
-        role.waiting = None
-
-    def poll(self, what: str, condition: Callable[[], bool]) -> None:
-        """The running role waits for global memory to change; ``what``: for a message, what it waits for."""
-        role = self.role()
-        role.polls, role.polls_at = what, self.line()
-        self.block(condition)
-        role.polls = ""
+    # -- roles and barriers ------------------------------------------------------------------------------------------
 
     def wait(self, bar: Barrier, parity: int) -> None:
         """mbarrier.wait: each CTA at its own barrier, at a shared one only the leader."""
@@ -386,11 +326,11 @@ class Program:
         self.live.partitions(run=False)
 
     def run(self, kernel: Callable[[], Any], name: str) -> ProgramTrace:
-        """Run the kernel to its end; DeadlockError when nobody can go on."""
+        """Run the kernel to its end; DeadlockError when no role can go on."""
         self.roles.append(Role(self, 0, name, self.session.num_warps, kernel))
         while not all(role.done for role in self.roles):
             ready = [role for role in self.roles if not role.done and (role.blocked is None or role.blocked())]
-            if not self.late and (not ready or self.random.random() < _EFFECT) and self._random_effect():
+            if not self.late and (not ready or self.random.random() < EFFECT) and self._random_effect():
                 continue
             if not ready and not self._forced_effect() and not self._others_go_on():
                 raise deadlock(self.roles, self.session.source, self.number)
@@ -411,24 +351,6 @@ class Program:
             transfer.take_effect()
         self._check_end()
         return ProgramTrace(self.number, tuple(role.trace for role in self.roles), self.ctas)
-
-    def _others_go_on(self) -> bool:
-        """Have other programs go on, where a role waits for what one of them may store; False where none can."""
-        give_way, roles = self.session.give_way, [role for role in self.roles if not role.done]
-        if give_way is None or not any(role.polls for role in roles):
-            return False
-        return give_way(lambda: any(role.blocked is None or role.blocked() for role in roles))
-
-    def _chosen(self, ready: Sequence[Role]) -> Role:
-        """Who goes on next: by chance, but that one role of the program (or none) goes only when no other can.
-
-        A role that lags behind by more than a ring's slots is what a missing wait for it takes.
-        """
-        if len(self.roles) != self._counted:
-            self._counted = len(self.roles)
-            self._lagging = self.random.randint(0, self._counted)
-        others = [role for role in ready if role.index != self._lagging]
-        return self.random.choice(others or ready)
 
     def _check_end(self) -> None:
         """RaceError when a copy or product may still be in flight as the program ends and gives up its memory; AllocationError
@@ -453,7 +375,7 @@ class Program:
                 )
 
     def coming(self, memory: Any, cell: int) -> str:
-        """For a message about a cell of shared memory that nobody has written: the copy on its way, and the barrier that counts it."""
+        """For a message about a cell of shared memory that was never written: the copy on its way, and the barrier that counts it."""
         for copy in self.copies if memory is self.smem else ():
             if isinstance(copy, Copy) and cell in copy.target.cells_of(copy.cta):
                 quote, bar = self.session.source.quote, copy.bar
@@ -462,58 +384,3 @@ class Program:
                     f"expected at {quote(bar.expect_line)}"
                 )
         return ""
-
-    # -- effects -----------------------------------------------------------------------------------------------------
-
-    def _wanted(self, instances: Sequence[Instance]) -> bool:
-        return any(i in r.waiting[0] for r in self.roles if r.waiting and not r.done for i in instances)
-
-    def _forced_effect(self) -> bool:
-        """Let one thing in flight take effect: something that a waiting role needs, if there is one."""
-        for copy in self.copies:
-            if self._wanted(copy.wakes()):
-                return self._copy_effect(copy)
-        if any(self._wanted(entry.wakes()) for entry in self.engine):
-            self.engine.popleft().take_effect()
-            return True
-        if self.engine:
-            self.engine.popleft().take_effect()
-            return True
-        return self._copy_effect(self.copies[0]) if self.copies else False
-
-    def _transfers(self) -> list[Transfer]:
-        return [t for role in self.roles for groups in (role.stores, role.gathers) for t in groups.in_flight()]
-
-    def _random_effect(self) -> bool:
-        queues = [role for role in self.roles if any(not entry.done for entry in role.wgmma)]
-        choices: list[Any] = [*self.copies, *queues, *self._transfers()]
-        if self.engine:
-            choices.append(self.engine)
-        if not choices:
-            return False
-        chosen = self.random.choice(choices)
-        if isinstance(chosen, InFlight):
-            return self._copy_effect(chosen)
-        if isinstance(chosen, Transfer):
-            chosen.take_effect()
-        elif isinstance(chosen, Role):
-            next(entry for entry in chosen.wgmma if not entry.done).take_effect()
-        else:
-            self.engine.popleft().take_effect()
-        return True
-
-    def _copy_effect(self, copy: InFlight) -> bool:
-        self.copies.remove(copy)
-        copy.take_effect()
-        return True
-
-    def complete_wgmma(self, role: Role, outstanding: int) -> int:
-        """Have all but the last ``outstanding`` products of a role take effect; returns the number of the last done."""
-        while len(role.wgmma) > outstanding:
-            oldest = role.wgmma.popleft()
-            if not oldest.done:
-                oldest.take_effect()
-            oldest.known_done, oldest.waited_at = True, self.line()
-        for left in role.wgmma:
-            left.left_by = role.left_by[left.number] = self.line()
-        return role.wgmma_issued - len(role.wgmma)

@@ -311,7 +311,7 @@ class TensorDescriptor(Box):
         return block
 
     def loaded(self, corner: Sequence[int], program: changes.Storing, known: Knowledge, line: int) -> None:
-        """RaceError where a copy reads a box that somebody else stores to, and nothing orders the two."""
+        """RaceError where a copy reads a box that another role or program stores to, and nothing orders the two."""
         changed = program.session.overlaps or self.memory.changed
         found = self._inside(corner, self.block_shape) if changed and len(corner) == len(self.block_shape) else None
         if found is not None:

@@ -1,4 +1,4 @@
-"""Atomics of global memory: what they leave at an element, in order, and what each of those values tells whoever reads it.
+"""Atomics of global memory: what they leave at an element, in order, and what each of those values tells its reader.
 
 Programs run one after another, on a GPU they do not.  So a load returns the oldest value that its program does not know to be
 over, and learns what that one tells; asked again, the next one.  A loop that would have gone on before the release that it needs
@@ -25,7 +25,7 @@ from tilecast.emulator.values.tensors import Pointer, Tensor, raw
 
 #: How often, at random moments, a load returns the oldest value that it may.
 _OLDEST = 0.5
-#: Elements of one instruction beyond which only the latest value of each is kept: nobody waits for so many.
+#: Elements of one instruction beyond which only the latest value of each is kept: no program waits for so many.
 _KEPT = 64
 _ACQUIRES, _RELEASES = ("acquire", "acq_rel"), ("release", "acq_rel")
 

@@ -58,7 +58,7 @@ def ordered(
     program: Storing, memory: Memory, places: Any, known: Any, line: int, what: str, differs: Any, among_adds: bool = True,
     engine: bool = False,
 ) -> None:  # fmt: skip
-    """RaceError when an earlier store by somebody else is not known, or a reduction (unless not ``among_adds``).
+    """RaceError when an earlier store by another role or program is not known, or a reduction (unless not ``among_adds``).
 
     ``engine``: the copy engine asks, which an ordinary acquire tells nothing without a fence behind it.
     """

@@ -52,7 +52,7 @@ def _halves(program: Program, shape: Sequence[int]) -> list[tuple[int, Any]]:
 
 
 def _owners(program: Program, pointer: Pointer, offsets: Any, stores: bool) -> Any:
-    """The warp of each element of a load or store; None where nobody asks, or it is not known."""
+    """The warp of each element of a load or store; None where it does not matter, or is not known."""
     if program.warps() == 1 or program.ctas > 1:
         return None
     if isinstance(pointer.offset, Tensor):
@@ -99,7 +99,7 @@ def load(session: Session, pointer: Pointer, mask: Any = None, other: Any = 0) -
         known = program.role().agents[cta].knowledge
         ordered(program, memory, places, known, program.line(), "a load", np.ones(places.shape, bool))
     if session.watcher is not None and memory.flat.dtype.kind == "f" and memory.program.any():
-        # Of memory that some are stored to: what nobody has stored, and is no number.
+        # Of memory that some are stored to: what was never stored, and is no number.
         places = offsets[asked]
         session.watcher.loaded(session.calls(), bool(np.isnan(memory.flat[places[memory.program[places] == 0]]).any()))
     out = np.empty(offsets.shape, memory.flat.dtype)

@@ -72,7 +72,10 @@ class Language(Products):
         if not any(isinstance(x, Tensor) for x in (condition, a, b)):
             return a if condition else b
         layout = joint_layout(self.session, condition, a, b)
-        if isinstance(a, Tensor) and a.a.ndim == 2 and isinstance(b, float) and b == float("-inf"):
+        if any(
+            isinstance(x, float) and x == float("-inf") and isinstance(y, Tensor) and y.a.ndim == 2
+            for x, y in ((a, b), (b, a))
+        ):
             self.session.mask_calls.add(tuple(self.session.source.calls()))
         kinds = [x.a.dtype for x in (a, b) if isinstance(x, Tensor)]
         if not kinds:

@@ -27,7 +27,7 @@ class _Resident:
         self.ready: Callable[[], bool] = lambda: True
 
     def go_on(self, hopeless: bool = False) -> Any:
-        """Run it until it ends (its trace) or gives way; ``hopeless``: nobody else can go on."""
+        """Run it until it ends (its trace) or gives way; ``hopeless``: no other program can go on."""
         session = self.session
         session.program, session.unrolled = self.program, self._unrolled
         returned = self.coroutine.switch(*(() if self.program is None else (not hopeless,)))
@@ -39,7 +39,7 @@ class _Resident:
 def run_programs(
     session: Session, count: int, places: int, run: Callable[[int], Any], enter: Callable[[int], None]
 ) -> list[Any]:
-    """What ``run`` returns of each program that nobody cancelled, by number.
+    """What ``run`` returns of each program that was not cancelled, by number.
 
     ``places``: how many programs are on the machine at once; ``enter`` is told who goes on.
     """

@@ -20,8 +20,10 @@ class Int(int):
     #: What it would be in far larger problems; None where not asked for.
     far: Far | None = None
 
-    def to(self, dtype: Any) -> Int:
-        """The number with another width."""
+    def to(self, dtype: Any) -> Any:
+        """The number with another width, or as a floating-point number."""
+        if _is_floating(dtype):
+            return float(self)
         if self.far is None:
             return Int64(self) if dtype is dtypes.INT64 else Int(self)
         return Int64(self).sampled(self.far) if dtype is dtypes.INT64 else Int(self).sampled(self.far.narrowed())
@@ -71,6 +73,20 @@ class Undefined(Int):
     def to(self, dtype: Any) -> Int:
         """Not defined with another width either."""
         return self
+
+
+def converted(value: Any, *to: Any, **named: Any) -> Any:
+    """``value.to(..)``; what a comparison of scalars gives, and floating-point scalars, are Python's own."""
+    if not isinstance(value, (bool, float)):
+        return value.to(*to, **named)
+    dtype = to[0] if to else named["dtype"]
+    if dtype is dtypes.BOOL:
+        return bool(value)
+    return float(value) if _is_floating(dtype) else Int(value).to(dtype)
+
+
+def _is_floating(dtype: dtypes.Dtype) -> bool:
+    return dtype is not dtypes.BOOL and not np.issubdtype(dtype.numpy, np.integer)
 
 
 def undefined(why: str, places: tuple[tuple[str, int], ...]) -> Undefined:

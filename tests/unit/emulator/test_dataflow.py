@@ -205,7 +205,7 @@ def line_of(text: str, part: str) -> int:
 @pytest.mark.parametrize(
     ("init", "missing"), [("mbarrier.init(made.index(0), count=1)", []), ("pass", [("made", "made = ")])]
 )
-def test_barriers_that_nobody_initialises(init: str, missing: list[tuple[str, str]]) -> None:
+def test_barriers_that_are_never_initialised(init: str, missing: list[tuple[str, str]]) -> None:
     text = BARRIERS.replace("INIT", init)
     assert Dataflow(ast.parse(text)).not_initialised() == [(name, line_of(text, part)) for name, part in missing]
 

@@ -232,3 +232,18 @@ def kernel(out):
     out = np.zeros(96, np.int32)
     tilecast.emulated(path).kernel[(1,)](out)
     assert out.reshape(3, 32).tolist() == [[1] * 32, [7] * 32, [2] * 32]
+
+
+def test_scalars_take_other_types_comparisons_too(tmp_path: Path) -> None:
+    out = np.zeros(4, np.int32)
+    body = """
+one = gl.program_id(0) + 1
+less = (one < 2).to(gl.int32)
+half = one.to(gl.float32) / 2
+gl.store(a, less)
+gl.store(a + 1, (one > 1).to(gl.int64).to(gl.int32))
+gl.store(a + 2, (half * 4).to(gl.int32))
+gl.store(a + 3, less + (one == 1).to(gl.int32))
+"""
+    launch(tmp_path, body, out)
+    np.testing.assert_array_equal(out, [1, 0, 2, 2])

@@ -12,7 +12,7 @@ from tilecast.emulator.source import Source
 BUGS = {
     "no init": (
         "gemm_hopper_short", "mbarrier.init(made.index(i), count=ARRIVALS)", "pass",
-        "nobody initialises the barriers of made, line {made = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())}",
+        "no mbarrier.init is about the barriers of made, line {made = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())}",
     ),
     "a wait for another slot": (
         "hopper_ws_d64_causal", "wait(tile.k, n + 1)", "wait(tile.k, n - 1)",

@@ -110,6 +110,7 @@ DRAWN = (
     (GEMM, "sums = issue(ring, n, zero, False, g, A_ROWS", "sums = issue(ring, n, zero, False, A_ROWS, g", "one small tile"),
     (BACKWARD, "item // (most * key_blocks)", "item // most", "abreast"),
     (BACKWARD, "gl.where(m == first, end - 1, m - 1)", "gl.where(m == first, end + 1, m - 1)", "far below"),
+    ("blackwell_fp8_d64_window", "heads_here = gl.minimum(problem.heads_at_once, problem.heads - first_head)", "heads_here = problem.heads_at_once", "heads in groups"),
     ("blackwell_fp8_d64_full", "store_rows(problem, softmax1, total1, maximum1, batch", "store_rows(problem, softmax1, total1, batch, maximum1", "without log-sum-exp"),
 )  # fmt: skip
 

@@ -1,0 +1,186 @@
+"""What a line of a kernel could say instead: small changes of an expression, those that are mistaken most often first.
+
+The operators are those of mutation analysis (Offutt et al., "An experimental determination of sufficient mutant operators", 1996),
+and of Gluon two more: which of two values a mask takes, and a maximum for a minimum.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from tilecast.emulator.expressions import last_name
+
+#: What a name stands for, as far as it can take another one's place: e.g. ("Int",), ("Tensor", shape, type).
+Kind = tuple[object, ...]
+#: Of a function, the names that it has and what they stand for; a name with a dot is a field.
+Names = Mapping[str, Kind]
+
+_STRICT = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
+_OPPOSITE = {ast.Lt: ">=", ast.LtE: ">", ast.Gt: "<=", ast.GtE: "<"}
+_OTHER = {
+    ast.Add: "-", ast.Sub: "+", ast.Mult: "//", ast.FloorDiv: "*", ast.BitAnd: "|", ast.BitOr: "&", ast.Div: "*",
+    ast.LShift: ">>", ast.RShift: "<<",
+}  # fmt: skip
+_OTHER_CALL = {"maximum": "minimum", "minimum": "maximum", "max": "min", "min": "max", "exp2": "log2", "log2": "exp2"}
+#: Operators of which one operand may be one too many.
+_DROPPED = (ast.Add, ast.Sub, ast.Mult, ast.BitAnd, ast.BitOr, ast.Mod, ast.FloorDiv)
+#: Names that are tried for one.
+_NAMES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One change within a line."""
+
+    line: int
+    #: Columns (bytes) that are replaced, and what stands there then.
+    first: int
+    last: int
+    new: str
+    #: Which are tried first: 0: comparisons and what a mask or a maximum chooses; 1: other operators, arguments; 2: numbers; 3: names.
+    rank: int
+
+    def applied(self, lines: Collection[str]) -> str:
+        """The line afterwards."""
+        text = list(lines)[self.line - 1].encode()
+        return (text[: self.first] + self.new.encode() + text[self.last :]).decode()
+
+
+def edits(function: ast.FunctionDef, line: int, text: str, names: Names) -> Iterator[Edit]:
+    """Changes of what begins in a ``line`` of a function, ``text``; those of names take one that stands for the same kind."""
+    raw = text.encode()
+    read = {one.id for one in ast.walk(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+    unread = [one.arg for one in function.args.args if one.arg not in read]
+
+    def part(node: ast.expr) -> str:
+        return raw[node.col_offset : node.end_col_offset].decode()
+
+    for statement in ast.walk(function):
+        if not isinstance(statement, ast.stmt) or isinstance(statement, (ast.FunctionDef, ast.With)):
+            continue
+        if not statement.lineno <= line <= _head_end(statement):
+            continue
+        for node in _expressions(statement):
+            if node.lineno == node.end_lineno == line:
+                yield from _of_node(node, line, part)
+                yield from _of_names(node, line, part, names)
+                if isinstance(node, (ast.Name, ast.Attribute)) and part(node) in names:
+                    # A parameter that its function does not read may be missing.
+                    for one in unread:
+                        if names.get(one) == names[part(node)] != ("bool",):
+                            yield Edit(line, node.col_offset, node.end_col_offset or 0, f"({part(node)} * {one})", 0)
+        if isinstance(statement, ast.AugAssign) and statement.lineno == statement.end_lineno == line:
+            other = _OTHER.get(type(statement.op))
+            at = raw.find(b"=", statement.target.end_col_offset)
+            if other is not None and at > 0:
+                yield Edit(line, statement.target.end_col_offset or 0, at, f" {other}", 1)
+            yield Edit(line, statement.col_offset, statement.end_col_offset or 0, "pass", 1)
+
+
+def _head_end(statement: ast.stmt) -> int:
+    """The last line of a statement, without its body."""
+    body = getattr(statement, "body", None)
+    return body[0].lineno - 1 if body else statement.end_lineno or statement.lineno
+
+
+def _expressions(statement: ast.stmt) -> Iterator[ast.expr]:
+    """All expressions of a statement that are evaluated, but for those of its body and its annotations."""
+    if isinstance(statement, (ast.If, ast.While)):
+        roots: list[ast.AST] = [statement.test]
+    elif isinstance(statement, ast.For):
+        roots = [statement.iter]
+    else:
+        value = getattr(statement, "value", None)
+        roots = [value] if value is not None else []
+    for root in roots:
+        yield from (node for node in ast.walk(root) if isinstance(node, ast.expr))
+
+
+def _of_node(node: ast.expr, line: int, part: Callable[[ast.expr], str]) -> Iterator[Edit]:
+    """Changes of operators, numbers and arguments."""
+    first, last = node.col_offset, node.end_col_offset or 0
+
+    def made(new: str, rank: int = 1) -> Edit:
+        return Edit(line, first, last, new, rank)
+
+    match node:
+        case ast.Compare(left, [operator], [right]):
+            for table in (_STRICT, _OPPOSITE):
+                if type(operator) in table:
+                    yield made(f"{_held(left, part)} {table[type(operator)]} {_held(right, part)}", 0)
+        case ast.BinOp(left, operator, right):
+            if type(operator) in _OTHER:
+                yield made(f"({_held(left, part)} {_OTHER[type(operator)]} {_held(right, part)})")
+            if isinstance(operator, _DROPPED):
+                yield made(_held(left, part))
+            if isinstance(operator, (*_DROPPED[2:5], ast.Add)):
+                yield made(_held(right, part))
+            if isinstance(operator, ast.Sub):
+                yield made(f"({_held(right, part)} - {_held(left, part)})")
+        case ast.UnaryOp(ast.Not() | ast.USub(), operand):
+            yield made(_held(operand, part))
+        case ast.Constant(bool() as value):
+            yield made(str(not value), 0)
+        case ast.Constant(int() as value):
+            yield made(f"{value + 1}", 2)
+            yield made(f"{value - 1}" if value else "(-1)", 2)
+        case ast.Constant(float() as value):
+            yield made(repr(2 * value), 2)
+            yield made(repr(value / 2), 2)
+            yield made(f"(-{value!r})", 2)
+        case ast.Call(function, arguments):
+            name = last_name(function)
+            if name in _OTHER_CALL and isinstance(function, ast.Attribute):
+                yield Edit(
+                    line,
+                    (function.end_col_offset or 0) - len(name),
+                    function.end_col_offset or 0,
+                    _OTHER_CALL[name],
+                    0 if "m" in name else 1,
+                )
+            if name in ("maximum", "minimum"):
+                yield from (made(part(one), 0) for one in arguments[:2])
+            if name == "cdiv" and len(arguments) == 2:
+                yield made(f"({_held(arguments[0], part)} // {_held(arguments[1], part)})")
+            if name == "where" and len(arguments) == 3:
+                yield from (made(part(one), 0) for one in arguments[1:])
+            for one, other in itertools.pairwise(arguments):
+                if (
+                    not isinstance(one, ast.Starred)
+                    and not isinstance(other, ast.Starred)
+                    and one.lineno == other.lineno
+                ):
+                    yield Edit(
+                        line,
+                        one.col_offset,
+                        other.end_col_offset or 0,
+                        f"{part(other)}, {part(one)}",
+                        0 if name == "where" else 1,
+                    )
+    if isinstance(node, (ast.BinOp,)) and isinstance(node.op, ast.FloorDiv):
+        yield made(f"(-(-{_held(node.left, part)} // {_held(node.right, part)}))")
+
+
+def _held(node: ast.expr, part: Callable[[ast.expr], str]) -> str:
+    """An expression as an operand."""
+    plain = isinstance(node, (ast.Name, ast.Constant, ast.Attribute, ast.Call, ast.Subscript))
+    return part(node) if plain else f"({part(node)})"
+
+
+def _of_names(node: ast.expr, line: int, part: Callable[[ast.expr], str], names: Names) -> Iterator[Edit]:
+    """Other names of the same kind, the next ones first; of a field those of the same tuple."""
+    if not isinstance(node, (ast.Name, ast.Attribute)):
+        return
+    own = part(node)
+    kind = names.get(own)
+    if kind is None:
+        return
+    owner = own.rpartition(".")[0]
+    alike = [one for one, other in names.items() if other == kind and one != own]
+    # Fields of the same tuple, then names, then fields of others.
+    alike.sort(key=lambda one: (one.rpartition(".")[0] != owner, "." in one))
+    for one in alike[:_NAMES]:
+        yield Edit(line, node.col_offset, node.end_col_offset or 0, one, 3)

@@ -1,0 +1,235 @@
+"""Which one change of a line makes a problem right: mutation-based fault localisation (Moon et al., "Ask the mutants", 2014).
+
+Of a wrong value the lines that it comes from are many.  Each is changed in turn, in ways that are mistaken often (`edits`), and the
+problem is run again.  That a change makes it right says that the line decides about it, not that the line is the mistake.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import re
+import types
+import warnings
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilecast.base.progress import Progress, silent
+from tilecast.emulator.battery.edits import Edit, Kind, edits
+from tilecast.emulator.battery.launches import AnyBench
+from tilecast.emulator.expressions import lines_of, on_chip
+from tilecast.emulator.source import Source
+from tilecast.emulator.values.tensors import Tensor
+
+#: Trials at most, and events that they may emulate together; of one, how many times as many as the problem itself, which an error
+#: may have ended early, or so many.
+_TRIALS, _EVENTS, _RUNAWAY, _SOME = 300, 250_000, 3, 30_000
+#: Trials after the first that mends all; trials between two signs of life.
+_MORE, _TOLD = 80, 20
+#: Problems among which the smallest is looked for that is wrong too, and other problems that a change is put to: before and after.
+_SMALLER, _BEFORE, _AFTER = 8, 3, 2
+#: Changed lines that are quoted, and characters of each.
+_SHOWN, _WIDTH = 5, 100
+#: Of what is tried first: lines that are quoted (0) or others that run (1), and the rank of the change.
+_ORDER = ((0, 0), (1, 0), (0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3))
+#: What functions call with their names, as they return.
+_RECORD = "__names__"
+
+
+def mending_changes(
+    bench: AnyBench, todo: Sequence[Any], number: int, message: str, progress: Progress = silent
+) -> str:
+    """Changes of single lines that make problem ``number`` of ``todo``, which is wrong, right, as text to append to its ``message``; those that this
+    quotes are tried first.
+
+    Only changes with which problems before it stay right, and some after it are: the others hide what is wrong.
+    """
+    session, functions = bench.kernel.session, _Functions(bench.kernel.source, bench.kernel.module)
+    total = 0.0
+
+    def right(one: Any, most_events: float = _EVENTS) -> bool:
+        nonlocal total
+        session.spent, session.most_events = 0, most_events
+        try:
+            bench.solve(one)
+        except Exception:
+            return False
+        finally:
+            total += session.spent
+        return True
+
+    mending: dict[int, str] = {}
+    # Of indices in larger problems nothing is asked again.
+    bench.coverage.judges_only, followed, session.far_launches = True, session.far_launches, {}
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            sizes: dict[float, int] = {}
+            for at in range(number, min(number + _SMALLER, len(todo))):
+                if total < _EVENTS / 4 and not right(todo[at], min(sizes.values(), default=_EVENTS)):
+                    sizes.setdefault(session.spent, at)
+            smallest = todo[sizes[min(sizes)]]
+            others = [todo[number], *todo[:number][:_BEFORE], *todo[number + 1 :][:_AFTER]]
+            executed = bench.coverage.executed(lambda: right(smallest))
+            own, total = session.spent, 0.0
+            functions.record_names(lambda: right(smallest))
+            quoted = [int(line) for line in re.findall(r"line (\d+):", message)]
+            tried, most = 0, _TRIALS
+            for edit in functions.candidates(quoted, executed):
+                if tried >= most or total > _EVENTS or len(mending) >= _SHOWN:
+                    break
+                with functions.changed(edit) as compiled:
+                    tried += compiled
+                    if compiled and right(smallest, max(_RUNAWAY * own, _SOME)) and all(map(right, others)):
+                        most = min(most, tried + _MORE) if not mending else most
+                        mending.setdefault(edit.line, edit.applied(functions.lines).strip())
+                if not tried % _TOLD:
+                    progress("changes of single lines", tried, _TRIALS)
+    finally:
+        bench.coverage.judges_only, session.most_events, session.far_launches = False, 0, followed
+    if not mending:
+        return ""
+    it = f"it and {len(others) - 1} other problems are" if len(others) > 1 else "it is"
+    lines = "".join(f"\n               line {line}: {new[:_WIDTH]}" for line, new in mending.items())
+    return f"\n             with one line changed to one of these {it} right ({tried} changes were tried){lines}"
+
+
+class _Functions:
+    """The functions of a loaded file that run on the chip, which are replaced one at a time."""
+
+    def __init__(self, source: Source, module: types.ModuleType) -> None:
+        self.lines = source.text.splitlines()
+        self._source, self._module = source, module
+        tree = ast.parse(source.text)
+        self._functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and on_chip(node)]
+        #: What names of each function stand for, the last time that it returned.
+        self._names: dict[str, dict[str, Kind]] = {}
+        self._known: dict[int, list[Edit]] = {}
+
+    def _at(self, line: int) -> ast.FunctionDef | None:
+        return next((one for one in self._functions if line in lines_of(one)), None)
+
+    def record_names(self, attempt: Callable[[], Any]) -> None:
+        """Note what names stand for while ``attempt`` runs."""
+        constants = {
+            name: kind
+            for name, value in vars(self._module).items()
+            if name.isupper() and not name.startswith("_") and (kind := _kind(value)) is not None
+        }
+        self._names = {one.name: dict(constants) for one in self._functions}
+
+        def record(function: str, there: Mapping[str, Any]) -> None:
+            known = self._names[function]
+            for name, value in there.items():
+                known |= {part: kind for part, one in _parts(name, value) if (kind := _kind(one)) is not None}
+
+        setattr(self._module, _RECORD, record)
+        saved = {one.name: getattr(self._module, one.name) for one in self._functions}
+        for one in self._functions:
+            self._define(one, self.lines, _Recorded(one.name))
+        try:
+            attempt()
+        finally:
+            vars(self._module).update(saved)
+            delattr(self._module, _RECORD)
+
+    def _near(self, quoted: Sequence[int]) -> list[ast.FunctionDef]:
+        """The functions that lines stand in, then those that these call, then those that call these, and so on."""
+        names = {one.name: one for one in self._functions}
+        calls = {
+            one.name: {
+                n.id: None for n in ast.walk(one) if isinstance(n, ast.Name) and n.id in names and n.id != one.name
+            }
+            for one in self._functions
+        }
+        found = dict.fromkeys(inside.name for line in quoted if (inside := self._at(line)) is not None)
+        while True:
+            more = [name for one in found for name in calls[one]]
+            more += [name for name, called in calls.items() if called.keys() & found.keys()]
+            if found.keys() >= set(more):
+                return [names[one] for one in (*found, *(name for name in names if name not in found))]
+            found |= dict.fromkeys(more)
+
+    def candidates(self, quoted: Sequence[int], executed: Container[int]) -> Iterator[Edit]:
+        """Changes of lines, those that are quoted first; of operators and numbers first, then of names."""
+        every = [line for one in self._near(quoted) for line in lines_of(one) if line in executed]
+        first = list(dict.fromkeys(line for line in quoted if line in executed))
+        groups = first, [line for line in dict.fromkeys(every) if line not in first]
+        for number, rank in _ORDER:
+            for line in groups[number]:
+                yield from (one for one in self._edits(line) if one.rank == rank)
+
+    def _edits(self, line: int) -> list[Edit]:
+        """The changes of a line."""
+        function = self._at(line)
+        if line not in self._known and function is not None:
+            found = edits(function, line, self.lines[line - 1], self._names.get(function.name, {}))
+            self._known[line] = list(dict.fromkeys(found))
+        return self._known.get(line, [])
+
+    @contextlib.contextmanager
+    def changed(self, edit: Edit) -> Iterator[bool]:
+        """The module with a change; False where it is no Python."""
+        function = self._at(edit.line)
+        assert function is not None
+        saved = getattr(self._module, function.name)
+        lines = [*self.lines]
+        lines[edit.line - 1] = edit.applied(lines)
+        try:
+            self._define(function, lines)
+            yield True
+        except SyntaxError:
+            yield False
+        finally:
+            setattr(self._module, function.name, saved)
+
+    def _define(
+        self, function: ast.FunctionDef, lines: Sequence[str], change: ast.NodeTransformer | None = None
+    ) -> None:
+        """Execute the definition of a function again, at its own lines."""
+        first = min([function.lineno, *(one.lineno for one in function.decorator_list)])
+        text = "\n" * (first - 1) + "\n".join(lines[first - 1 : function.end_lineno])
+        self._source.define(self._module, text, change)
+
+
+class _Recorded(ast.NodeTransformer):
+    """A function that tells its names as it returns."""
+
+    def __init__(self, function: str) -> None:
+        self._function = function
+
+    def _told(self, node: ast.AST) -> ast.stmt:
+        call = ast.parse(f"{_RECORD}({self._function!r}, locals())").body[0]
+        return ast.fix_missing_locations(ast.copy_location(call, node))
+
+    def visit_Return(self, node: ast.Return) -> list[ast.stmt]:
+        return [self._told(node), node]
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        self.generic_visit(node)
+        node.body.append(self._told(node.body[-1]))
+        return node
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A name and, of a named tuple, its fields."""
+    yield name, value
+    for field in getattr(value, "_fields", ()):
+        yield f"{name}.{field}", getattr(value, field)
+
+
+def _kind(value: Any) -> Kind | None:
+    """What a value is, as far as another one can take its place; None where none should."""
+    if isinstance(value, bool):
+        return ("bool",)
+    if isinstance(value, (int, np.integer)):
+        return ("int",)
+    if isinstance(value, float):
+        return ("float",)
+    if isinstance(value, Tensor):
+        return "tensor", tuple(value.shape), str(value.dtype)
+    if isinstance(value, (str, tuple, list, dict, types.FunctionType, types.ModuleType, type)) or value is None:
+        return ("tuple", type(value).__name__) if hasattr(value, "_fields") else None
+    return type(value).__name__, str(getattr(value, "shape", "")), str(getattr(value, "dtype", ""))
