@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from support.interpreter import INTERPRETED, quicken
-from support.whole import VARIABLE
+from support.whole import VARIABLE, is_whole
 
 from tilecast.base.garbage import collect_rarely
 
@@ -73,7 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What needs Triton's interpreter runs where it is on, and nothing else does; long files come first."""
-    if not os.environ.get(VARIABLE):
+    if not is_whole():
         for item in items:
             if item.get_closest_marker("whole"):
                 item.add_marker(pytest.mark.skip(reason="runs with --whole (make test-all)"))
