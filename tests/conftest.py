@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 from collections.abc import Iterator
@@ -25,8 +26,10 @@ settings.load_profile("fixed")
 for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(threads, "1")
 
-# What thousands of tests keep is looked through again and again otherwise: some tenth of the time.
+# What thousands of tests keep is looked through again and again otherwise: some tenth of the time.  All of it never is by itself:
+# of millions of values that takes seconds.
 collect_rarely()
+gc.set_threshold(*gc.get_threshold()[:2], 1_000_000)
 
 #: Files that take longest, in the order in which they begin.
 LONG = {
@@ -88,17 +91,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = marked
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """Between files: what cycles have kept goes, and what is left is never looked through again, which of millions of values takes seconds."""
-    yield
-    if nextitem is None or nextitem.path != item.path:
-        gc.collect()
-        gc.freeze()
-
-
 def pytest_unconfigure() -> None:
-    # Bindings report what is still held when Python ends.
+    # pytest collects five times at its end.  What bindings hold must not stay frozen until Python's: they would report it.
+    gc.freeze()
+    atexit.register(gc.unfreeze)
+
+
+@pytest.fixture
+def collects_own() -> Iterator[None]:
+    """For a test that collects: what tests before it have left is not looked through, which takes seconds."""
+    gc.freeze()
+    yield
     gc.unfreeze()
 
 

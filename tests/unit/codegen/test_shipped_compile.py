@@ -24,7 +24,6 @@ from support.whole import is_whole
 
 from tests.support.shipped_compile import (
     NEWEST,
-    OLD,
     OLDEST,
     SHIPPED,
     Case,
@@ -32,6 +31,7 @@ from tests.support.shipped_compile import (
     Outcome,
     cases,
     compile_again,
+    missing,
     read_record,
 )
 from tilecast.model.families import parse_variant
@@ -85,8 +85,8 @@ def compilers():
     made: dict[str, Compiler] = {}
 
     def of(release: str) -> Compiler:
-        if release == OLDEST and not OLD.is_dir():
-            pytest.skip(f"no Triton 3.6 in {OLD}: make test installs it")
+        if why := missing(release):
+            pytest.skip(why)
         if release not in made:
             made[release] = Compiler(release)
         return made[release]

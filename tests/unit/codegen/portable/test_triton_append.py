@@ -296,10 +296,10 @@ def test_numerics(tmp_path) -> None:
 
 @pytest.mark.parametrize("release", ["newest", "3.6"])
 def test_what_ships_compiles_without_spilling(release: str) -> None:
-    from tests.support.shipped_compile import OLD, Case, Compiler
+    from tests.support.shipped_compile import Case, Compiler, missing
 
-    if release == "3.6" and not OLD.is_dir():
-        pytest.skip(f"no Triton 3.6 in {OLD}: make test installs it")
+    if why := missing(release):
+        pytest.skip(why)
     compiler = Compiler(release)
     try:
         # A kernel is a second or two, importing Triton five; where the oldest release goes another way, it does on Hopper.
