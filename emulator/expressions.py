@@ -24,9 +24,22 @@ _LANGUAGE = {"gl", "tl", "ttgl"}
 Function = ast.FunctionDef
 
 
+def walk(node: ast.AST) -> list[ast.AST]:
+    """The nodes of ``ast.walk`` in its order, in half the time: files are gone through again and again."""
+    found = [node]
+    for one in found:
+        for name in one._fields:
+            value = getattr(one, name, None)
+            if isinstance(value, list):
+                found += [part for part in value if isinstance(part, ast.AST)]
+            elif isinstance(value, ast.AST):
+                found.append(value)
+    return found
+
+
 def arguments(function: Function, silent: Container[str]) -> Iterator[tuple[ast.Call, int, ast.expr]]:
     """(call, place, argument) of all calls in a function but those that only say where memory is."""
-    for node in ast.walk(function):
+    for node in walk(function):
         if isinstance(node, ast.Call) and last_name(node.func) not in ADDRESSES and last_name(node.func) not in silent:
             for place, one in enumerate(node.args):
                 yield node, place, one
@@ -120,13 +133,13 @@ def targets_of(node: ast.Assign | ast.AugAssign | ast.AnnAssign | ast.For) -> li
 def nearest_assignments(function: Function) -> tuple[ast.Assign | ast.AugAssign | ast.AnnAssign | ast.For, ...]:
     """Assignments, the last first."""
     kinds = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For)
-    return tuple(sorted((n for n in ast.walk(function) if isinstance(n, kinds)), key=lambda node: -node.lineno))
+    return tuple(sorted((n for n in walk(function) if isinstance(n, kinds)), key=lambda node: -node.lineno))
 
 
 @lru_cache(maxsize=1 << 10)
 def comprehensions(function: Function) -> tuple[ast.comprehension, ...]:
     """The ``for`` parts of all comprehensions."""
-    return tuple(one for one in ast.walk(function) if isinstance(one, ast.comprehension))
+    return tuple(one for one in walk(function) if isinstance(one, ast.comprehension))
 
 
 def on_chip(function: Function) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from tilecast.base.text_file import read_text
 from tilecast.emulator.dataflow import Dataflow
 from tilecast.emulator.errors import RequestError, UnsupportedError
-from tilecast.emulator.expressions import fields_of
+from tilecast.emulator.expressions import fields_of, walk
 from tilecast.emulator.origins import origins
 from tilecast.model.kernel.header import HeaderError, read_header
 from tilecast.model.kernel.workload import Workload
@@ -54,7 +54,7 @@ class _File:
         #: Lines of the conditions that a line stands under.
         self.under: dict[int, list[int]] = {}
         tree = self.tree = _parsed(text, path)
-        nodes = list(ast.walk(tree))
+        nodes = walk(tree)
         #: Whether it takes columns of memory apart.
         self.slices_columns = any(_slices_columns(node) for node in nodes)
         #: Fields of named tuples; statements that make one, or several values, by line: what is made gets names of those.

@@ -20,6 +20,7 @@ from tilecast.emulator.expressions import (
     of_language,
     on_chip,
     targets_of,
+    walk,
 )
 from tilecast.emulator.origins import by_turns
 
@@ -52,11 +53,7 @@ class Uses:
                 ]
         #: Names that statements at the top read.
         self._outside = {
-            n.id
-            for node in tree.body
-            if not isinstance(node, Function)
-            for n in ast.walk(node)
-            if isinstance(n, ast.Name)
+            n.id for node in tree.body if not isinstance(node, Function) for n in walk(node) if isinstance(n, ast.Name)
         }
         #: Calls of each function, and stores to memory by the last attribute before them; each with where it stands.
         self._calls: dict[str, list[tuple[Function, list[ast.expr], ast.Call | None]]] = {}
@@ -182,7 +179,7 @@ class Uses:
 
     def unused(self) -> list[str]:
         """Functions for the chip whose names stand nowhere else in the file: what was to call them does not."""
-        read = {n.id for f in self._functions.values() for n in ast.walk(f) if isinstance(n, ast.Name)}
+        read = {n.id for f in self._functions.values() for n in walk(f) if isinstance(n, ast.Name)}
         return [
             function.name
             for function in self._on_chip()
@@ -194,7 +191,7 @@ class Uses:
         statements of a short function, or those that read the parameters beside it)."""
         found = []
         for function in self._on_chip():
-            read = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+            read = {n.id for n in walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
             body = [
                 one for one in function.body if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))
             ]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
+from hypothesis.strategies import none
 from support.interpreter import INTERPRETED, quicken
-from support.whole import VARIABLE
+from support.whole import VARIABLE, is_whole
 
 from tilecast.base.garbage import collect_rarely
 
@@ -23,8 +27,10 @@ settings.load_profile("fixed")
 for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(threads, "1")
 
-# What thousands of tests keep is looked through again and again otherwise: some tenth of the time.
+# What thousands of tests keep is looked through again and again otherwise: some tenth of the time.  All of it never is by itself:
+# of millions of values that takes seconds.
 collect_rarely()
+gc.set_threshold(*gc.get_threshold()[:2], 1_000_000)
 
 #: Files that take longest, in the order in which they begin.
 LONG = {
@@ -32,11 +38,11 @@ LONG = {
     for place, name in enumerate(
         (
             "docs/test_documented_commands.py", "tilecast/test_one_answer.py",
-            "calibrate/test_compile.py", "codegen/test_generate.py", "portable/test_triton_serving.py",
+            "codegen/test_shipped_compile.py", "tilecast/test_forecast_file.py", "calibrate/test_compile.py", "emulator/test_shipped.py", "codegen/test_generate.py", "portable/test_triton_serving.py",
             "portable/test_triton_backward.py", "docs/test_json_keys.py", "gemm/test_gemm_kernels.py", "structure/test_compiled.py",
             "hopper/test_hopper_serving.py", "emulator/test_mutations.py", "portable/test_triton_append.py",
             "blackwell/test_blackwell_ws.py", "tilecast/test_cli.py", "portable/test_triton_portable.py", "hopper/test_hopper_ws.py",
-            "tilecast/test_forecast_file.py", "validation/test_accuracy.py", "measured/test_gemm.py", "sweep/test_run.py",
+            "validation/test_accuracy.py", "measured/test_gemm.py", "sweep/test_run.py",
             "hopper/test_hopper_prefill.py", "measured/test_backward.py", "codegen/test_lost_descriptors.py",
             "battery/test_other_families.py", "battery/test_battery.py", "compiler/test_complaints.py", "review/test_review.py",
         )
@@ -71,7 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What needs Triton's interpreter runs where it is on, and nothing else does; long files come first."""
-    if not os.environ.get(VARIABLE):
+    if not is_whole():
         for item in items:
             if item.get_closest_marker("whole"):
                 item.add_marker(pytest.mark.skip(reason="runs with --whole (make test-all)"))
@@ -84,6 +90,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     config.hook.pytest_deselected(items=[item for item in items if item not in marked])
     items[:] = marked
+
+
+def pytest_collection_finish() -> None:
+    # When Hypothesis first meets numpy's generator it collects, and looks for who holds it: now, when there is little to look through.
+    given(none())(lambda _: None)()
+
+
+def pytest_unconfigure() -> None:
+    # pytest collects five times at its end.  What bindings hold must not stay frozen until Python's: they would report it.
+    gc.freeze()
+    atexit.register(gc.unfreeze)
+
+
+@pytest.fixture
+def collects_own() -> Iterator[None]:
+    """For a test that collects: what tests before it have left is not looked through, which takes seconds."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

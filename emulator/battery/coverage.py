@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilecast.emulator.errors import WrongResultError
-from tilecast.emulator.expressions import on_chip
+from tilecast.emulator.expressions import on_chip, walk
 
 #: What rewritten files call: with the line of a statement; with the number of a test and its value.
 RAN, TOOK = "__ran__", "__took__"
@@ -72,7 +72,7 @@ class Coverage:
             for target in node.targets
             if isinstance(target, ast.Name)
         }
-        for node in ast.walk(tree):
+        for node in walk(tree):
             if isinstance(node, ast.FunctionDef):
                 self._function(node)
         return ast.fix_missing_locations(tree)
@@ -80,8 +80,9 @@ class Coverage:
     def _function(self, function: ast.FunctionDef) -> None:
         # Host code decides when it runs.
         compiled = on_chip(function)
-        constants = self._constants | _declared_constants(function)
-        for node in list(ast.walk(function)):
+        nodes = walk(function)
+        constants = self._constants | _declared_constants(function, nodes)
+        for node in nodes:
             if isinstance(node, (ast.If, ast.While, ast.IfExp)):
                 blocks = node.body, node.orelse
                 body, otherwise = (b[0].lineno if isinstance(b, list) and b else 0 for b in blocks)
@@ -177,11 +178,11 @@ def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
             yield child
 
 
-def _declared_constants(function: ast.FunctionDef) -> set[str]:
+def _declared_constants(function: ast.FunctionDef, nodes: list[ast.AST]) -> set[str]:
     """Parameters and variables annotated as gl.constexpr."""
     arguments = [*function.args.args, *function.args.kwonlyargs]
     found = {one.arg for one in arguments if one.annotation is not None and "constexpr" in ast.unparse(one.annotation)}
-    for node in ast.walk(function):
+    for node in nodes:
         if isinstance(node, ast.AnnAssign) and "constexpr" in ast.unparse(node.annotation):
             found.add(ast.unparse(node.target))
     return found

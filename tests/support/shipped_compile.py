@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
+from importlib.metadata import version
 from pathlib import Path
 
 from tilecast.codegen.gemm.ship import ShippedGemm, read_gemm_list
@@ -159,6 +160,14 @@ def cases(release: str, every: bool = False) -> list[Case]:
             turn = number if release == NEWEST else number // 2
             found.append(Case(module, targets[turn % len(targets)], release))
     return found
+
+
+def missing(release: str) -> str:
+    """Why nothing is compiled with a release here; empty where it is."""
+    old = version("triton").startswith(OLDEST)
+    if release == NEWEST:
+        return f"the Triton of this environment is {OLDEST}" if old else ""
+    return "" if old or OLD.is_dir() else f"no Triton {OLDEST} in {OLD}: make test installs it"
 
 
 class Compiler:

@@ -15,8 +15,13 @@ VARIABLE = "TILECAST_TESTS_WHOLE"
 whole = pytest.mark.whole
 
 
+def is_whole() -> bool:
+    """Whether `--whole` was given."""
+    return bool(os.environ.get(VARIABLE))
+
+
 def sampled(cases: list[T]) -> list[T]:
     """Four of seven ``cases`` of a long list, all with `--whole`: lists go round in twos, threes and fives, and lose no value of a field so."""
-    if os.environ.get(VARIABLE):
+    if is_whole():
         return cases
     return [case for number, case in enumerate(cases) if number % 7 not in (0, 2, 4)]

@@ -58,15 +58,38 @@ def _command(verb: str) -> Any:
 
 
 def run(arguments: list[str] | None = None) -> NoReturn:
-    """Errors of the user's making become one sentence and exit code 2; Ctrl-C is exit code 130 without a word."""
+    """Errors of the user's making become one sentence and exit code 2; Ctrl-C is exit code 130, a reader of the output who leaves
+    (`| head`) exit code 0, both without a word."""
+    try:
+        code = _code(arguments)
+    except BrokenPipeError:
+        code = _leave()
+    except SystemExit as stop:
+        # Typer and Rich both make 1 of it.
+        if not isinstance(stop.__context__, BrokenPipeError):
+            raise
+        code = _leave()
+    sys.exit(code)
+
+
+def _leave() -> int:
+    """0; the interpreter must not try to flush what nobody reads at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _code(arguments: list[str] | None) -> int:
+    """The exit code of a command; SystemExit with it where it fails."""
     first = (sys.argv[1:] if arguments is None else arguments)[:1]
     verb = next((word for word in first if word in _VERBS), "")
+    if sys.stdout is None:
+        _fail("cannot write the output: standard output is closed")
     try:
         code = _command(verb)(args=arguments, prog_name="tilecast", standalone_mode=False)
+        # Now, and not at the interpreter's end, which writes a traceback where nobody reads any more.
+        sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of the output has enough; the interpreter must not try to flush the rest of it at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        raise
     except OSError as error:
         _fail(f"{error.filename}: {error.strerror}" if error.filename else f"cannot write the output: {error.strerror}")
     except MemoryError as error:
@@ -86,7 +109,7 @@ def run(arguments: list[str] | None = None) -> NoReturn:
             print(message())
             sys.exit(2)
         _fail(message())
-    sys.exit(code if isinstance(code, int) else 0)
+    return code if isinstance(code, int) else 0
 
 
 def _fail(sentence: str) -> NoReturn:

@@ -42,12 +42,15 @@ def test_a_process_may_collect_rarely_and_still_collects() -> None:
         collect_rarely()
         assert gc.get_threshold()[0] > 10_000
         assert gc.isenabled()
+        gc.set_threshold(10**6, 30, 10**6)
+        collect_rarely()
+        assert gc.get_threshold() == (10**6, 30, 10**6)
     finally:
         gc.set_threshold(*before)
 
 
 def test_what_the_block_made_is_old_after_it_and_what_its_user_froze_stays_frozen() -> None:
-    gc.collect()
+    gc.collect(0)
     with no_collections():
         made = [[i] for i in range(5000)]
     assert gc.get_count()[0] < len(made)

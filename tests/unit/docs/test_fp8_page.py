@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tilecast.base.data import MEASURED
-from tilecast.codegen.shipping.ship import read_e4m3_list
+from tilecast.codegen.shipping.ship import Shipped, read_e4m3_list
 from tilecast.model.families import parse_variant
 from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.workload import Workload
@@ -25,6 +26,12 @@ def table(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@cache
+def hopper_kernels() -> tuple[Shipped, ...]:
+    """Those that ship."""
+    return tuple(kernel for kernel in read_e4m3_list() if kernel.family == "hopper_ws")
+
+
 def shipped(row: dict[str, str]) -> bool:
     """Whether the row is of a kernel that ships; a threshold says nothing where O is rescaled always."""
     dim, mask = int(row["head_dim"]), row["mask"]
@@ -33,8 +40,7 @@ def shipped(row: dict[str, str]) -> bool:
     variant = parse_variant(f"family=fa3,{row['variant'].replace('rescale_threshold=4,', '')}")
     return any(
         (k.workload.head_dim_qk, k.workload.mask) == (dim, mask) and parse_variant(f"family=fa3,{k.variant}") == variant
-        for k in read_e4m3_list()
-        if k.family == "hopper_ws"
+        for k in hopper_kernels()
     )
 
 

@@ -139,7 +139,7 @@ def test_onlookers_still_see_the_operator(op, launches) -> None:
     assert counter.get_total_flops() == 4 * 2 * 4 * 5 * 7 * 64
 
 
-def test_no_tensor_is_kept(op, launches) -> None:
+def test_no_tensor_is_kept(op, launches, collects_own) -> None:
     _, started = launches
     given = problem()
     results = [op.attention(*given, return_lse=True) for _ in range(2)]

@@ -66,7 +66,7 @@ def test_one_shape_is_planned_once_whatever_its_tensors(name: str) -> None:
     assert launch.planned == 3
 
 
-def test_a_plan_keeps_no_tensor_alive() -> None:
+def test_a_plan_keeps_no_tensor_alive(collects_own: None) -> None:
     launch = Launches()
     launch(0, 5, 5, (-1, -1))
     # The emulator remembers who stored what; a launcher must not.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -126,3 +129,40 @@ def test_the_shell_sees_exit_code_2(tmp_path: Path) -> None:
     )
     assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def nobody() -> Iterator[TextIO]:
+    """A pipe that nobody reads."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as end:
+        yield end
+
+
+@pytest.mark.parametrize("arguments", [["--help"], [], ["map", "--help"], ["machine", "list"], [*B200, "--json"]])
+def test_a_reader_who_leaves_ends_the_command(
+    arguments: list[str], nobody: TextIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Help is printed by Rich, answers by Typer, what to type by Python: each ends in its own way where nobody reads."""
+    monkeypatch.setattr(sys, "stdout", nobody)
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 0
+
+
+def test_the_shell_hears_nothing_of_a_reader_who_leaves(nobody: TextIO) -> None:
+    run = subprocess.run([sys.executable, "-m", "tilecast.cli"], stdout=nobody, stderr=subprocess.PIPE, timeout=60)
+    assert (run.returncode, run.stderr) == (0, b"")
+
+
+def test_no_standard_output_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(SystemExit) as end:
+        main([*B200])
+    assert (end.value.code, capsys.readouterr().err) == (
+        2,
+        "tilecast: cannot write the output: standard output is closed\n",
+    )

@@ -31,6 +31,11 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 def test_a_generated_kernel_beside_its_forecast_before_compilation(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("triton")
+    from support.shipped_compile import NEWEST, missing
+
+    # Two CTAs' barriers.
+    if why := missing(NEWEST):
+        pytest.skip(why)
     code, out, _ = run(capsys, "forecast", KERNEL, "--machine", "b200", "--json")
     found = json.loads(out)
     assert code == 0 and found["machine"] == "b200" and found["arch"] == "sm_100a"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
+from support.whole import is_whole, whole
 
 from tilecast.cli.gpu import measured_item
 from tilecast.cli.workload_options import Kernel
@@ -31,7 +33,8 @@ from tilecast.model.whatif.sensitivity import sensitivities
 from tilecast.model.whatif.what_if import what_if
 from tilecast.validation.lab.tuning import tune
 
-_SHAPES = 60
+#: Shapes that are asked of all machines together.
+_SHAPES = 60 if is_whole() else 33
 _SEED = 20261
 
 
@@ -73,6 +76,7 @@ def _question(rng: random.Random, machine: Machine, *, with_loops: bool = False)
         return question
 
 
+@cache
 def _questions(machine: str, count: int = 0) -> list[Question]:
     """``count`` questions to a machine; 0: its part of `_SHAPES`."""
     names = machine_names()
@@ -81,15 +85,15 @@ def _questions(machine: str, count: int = 0) -> list[Question]:
     return [_question(rng, load_machine(machine)) for _ in range(count)]
 
 
-def test_there_are_sixty_shapes_over_all_machines() -> None:
+def test_every_machine_is_asked_of_several_shapes() -> None:
     names = machine_names()
-    assert sum(len(range(n, _SHAPES, len(names))) for n in range(len(names))) == _SHAPES >= 5 * len(names)
+    assert sum(len(range(n, _SHAPES, len(names))) for n in range(len(names))) == _SHAPES >= 3 * len(names)
 
 
 @pytest.mark.parametrize("machine", machine_names())
 def test_verbs_that_take_the_best_kernel_take_the_same_one(machine: str, request: pytest.FixtureRequest) -> None:
-    """Sixty shapes dealt to the machines; with --fresh sixty to each, which takes minutes."""
-    for question in _questions(machine, _SHAPES if request.config.getoption("--fresh") else 0):
+    """Shapes dealt to the machines; with --fresh sixty to each, which takes minutes."""
+    for question in _questions(machine, 60 if request.config.getoption("--fresh") else 0):
         work, chip, clock = question.workload, question.machine, question.clock
         answer = question.answer()
         expected, family = variant_text(answer.variant), native_family(chip)
@@ -135,7 +139,12 @@ def test_verbs_that_explore_start_from_the_same_answer(place: tuple[str, int]) -
     assert points.variant == answer.variant, question
 
 
-@pytest.mark.parametrize("place", _FEW, ids=lambda place: f"{place[0]}-{place[1]}")
+@pytest.mark.parametrize(
+    "place",
+    # One a kernel class: a map searches again and again.
+    [place if place[0] in ("b200", "h100-sxm", "a100") else pytest.param(place, marks=whole) for place in _FEW],
+    ids=lambda place: f"{place[0]}-{place[1]}",
+)
 def test_the_maps_own_cell_is_the_forecast_at_its_clock(place: tuple[str, int]) -> None:
     question = _few(place)
     work, chip = question.workload, question.machine

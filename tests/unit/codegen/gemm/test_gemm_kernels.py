@@ -13,10 +13,12 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.interpreter import environment, quicken
 from support.paths import ROOT
+from support.whole import whole
 
 import tilecast
 from tilecast.codegen.gemm.generate import generate_gemm
@@ -104,8 +106,15 @@ def path_of(kernel: ShippedGemm) -> Path:
 # -- Gluon, in the emulator --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("kernel", GLUON, ids=lambda kernel: kernel.module)
+def case_of(place: int, kernel: ShippedGemm, number: int, name: str) -> Any:
+    """A kernel and a case: half of the cases of each by turns, the others with `--whole` alone."""
+    return pytest.param(kernel, name, marks=() if (place + number) % 2 else whole, id=f"{kernel.module}-{name}")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [case_of(place, kernel, n, name) for place, kernel in enumerate(GLUON) for n, name in enumerate(CASES)],
+)
 def test_computes_the_product(kernel: ShippedGemm, name: str) -> None:
     torch_or_skip()
     case = CASES[name]

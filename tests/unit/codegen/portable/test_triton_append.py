@@ -8,13 +8,12 @@ this file again.
 from __future__ import annotations
 
 import importlib
-import os
 from dataclasses import dataclass
 from itertools import product
 
 import pytest
 from support.interpreter import run_interpreted
-from support.whole import VARIABLE
+from support.whole import is_whole
 
 from tilecast.codegen.portable.append import generate_append
 from tilecast.codegen.shipping.ship import KERNELS, read_append_list
@@ -297,14 +296,14 @@ def test_numerics(tmp_path) -> None:
 
 @pytest.mark.parametrize("release", ["newest", "3.6"])
 def test_what_ships_compiles_without_spilling(release: str) -> None:
-    from tests.support.shipped_compile import OLD, Case, Compiler
+    from tests.support.shipped_compile import Case, Compiler, missing
 
-    if release == "3.6" and not OLD.is_dir():
-        pytest.skip(f"no Triton 3.6 in {OLD}: make test installs it")
+    if why := missing(release):
+        pytest.skip(why)
     compiler = Compiler(release)
     try:
         # A kernel is a second or two, importing Triton five; where the oldest release goes another way, it does on Hopper.
-        targets = ("sm_80", "sm_90a", "sm_100a") if release == "newest" or os.environ.get(VARIABLE) else ("sm_90a",)
+        targets = ("sm_80", "sm_90a", "sm_100a") if release == "newest" or is_whole() else ("sm_90a",)
         for kernel, target in product(read_append_list(), targets):
             outcome = compiler(Case(kernel.module, target, release))
             assert outcome.stack_bytes == 0 and outcome.registers <= 64 and not outcome.matrix

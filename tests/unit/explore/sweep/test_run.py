@@ -489,6 +489,9 @@ def test_a_real_ray_cluster_of_two_workers_gives_the_same_and_survives_a_dead_ac
 ) -> None:
     from tilecast.explore.sweep.run.ray_lanes import RayEngine
 
+    # Ray makes a folder there, where there may be none that can be written.
+    monkeypatch.setenv("HOME", str(tmp_path))
+
     raw = {
         "machines": ["a100", "b200"], "interval": False, "variants": ["best", "fa4"],
         "workload": [{"seqlen": [512, 1024], "batch": [1, 2], "head_dim": [64, 128]}],

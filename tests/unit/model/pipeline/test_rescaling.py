@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tilecast.model.pipeline.rescaling import independent_share, rescale_share
 
 
-def drawn(threshold: float, blocks: int = 64, warps: int = 400) -> float:
-    """The share in draws of 32 rows of blocks of 128 normal scores."""
+@cache
+def drawn_maxima(blocks: int, warps: int) -> tuple[NDArray[np.float64], ...]:
+    """Of 32 rows of ``blocks`` of 128 normal scores."""
     rng = np.random.default_rng(0)
+    return tuple(np.asarray(rng.standard_normal((warps, 32, 128)).max(axis=2)) for _ in range(blocks))
+
+
+def drawn(threshold: float, blocks: int = 64, warps: int = 400) -> float:
+    """The share in draws."""
     references = np.full((warps, 32), -math.inf)
     steps = 0.0
-    for block in range(blocks):
-        maxima = np.asarray(rng.standard_normal((warps, 32, 128)).max(axis=2))
+    for block, maxima in enumerate(drawn_maxima(blocks, warps)):
         moves = maxima > references + threshold * math.log(2.0)
         references = np.where(moves, maxima, references)
         steps += moves.any(axis=1).mean() if block else 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from support.whole import is_whole
 
 from tilecast.codegen.compiler.compile import CompileError as NoTool
 from tilecast.codegen.compiler.flow import steady_loops
@@ -19,13 +20,13 @@ CHIPS = (80, 90, 100, 103, 120)
 
 
 def representatives(chip: int) -> list[Case]:
-    """Of every source file the first and the last case, the ends of its parameter ranges; off Hopper one of them in turn."""
+    """Of every source file the first or the last case in turn, the ends of its parameter ranges; on Hopper both with `--whole`."""
     by_source: dict[str, list[Case]] = {}
     for case in chosen(all_cases(), chip, quick=False):
         by_source.setdefault(case.source, []).append(case)
     found = []
     for turn, cases in enumerate(by_source.values()):
-        ends = dict.fromkeys((0, len(cases) - 1)) if chip == 90 else [-((turn + chip) % 2)]
+        ends = dict.fromkeys((0, len(cases) - 1)) if chip == 90 and is_whole() else [-((turn + chip) % 2)]
         found += [cases[end] for end in ends]
     return found
 
