@@ -29,14 +29,14 @@ SHOWN = {
     # Measured with L2 full of written data, which no forecast has.
     "h200_chunks.csv": (22, 0.13, 0.32),
     "h200_decode_e4m3_hopper.csv": (40, 0.12, 0.33),
-    "h200_mla.csv": (15, 0.14, 0.25),
+    "h100_mla.csv": (15, 0.18, 0.27),
     "h100_decode_runs.csv": (33, 0.06, 0.22),
 }
 
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_other_tables_are_within_their_gates(name: str) -> None:
-    """2026-11-27: 5.7, 12.2, 10.8, 13.2 and 3.8 % mean."""
+    """2026-11-27: 5.7, 12.2, 10.8, 17.2 and 3.8 % mean."""
     page = (ROOT / "docs" / "serving-step.md").read_text(encoding="utf-8")
     table = page.partition(f"{name} on {name[:4]}-sxm: ")[2]
     rows, mean, _, _, worst, _ = next(line.split()[1:] for line in table.splitlines() if line.startswith("all "))
