@@ -195,7 +195,7 @@ def test_the_verb_runs_the_battery_and_says_where_to_look(tmp_path: Path) -> Non
     broken = tmp_path / "kernel.py"
     text = kernel_path("hopper_ws_d64_full").read_text(encoding="utf-8")
     broken.write_text(text.replace("head // problem.group, key)", "head % problem.group, key)"), encoding="utf-8")
-    done = tilecast("emulate", str(broken), "--json", "--quick")
+    done = tilecast("emulate", str(broken), "--json")
     answer = json.loads(done.stdout)
     assert done.returncode == 1 and answer["right"] is False
     assert (
