@@ -88,6 +88,29 @@ def test_a_sequence_gets_the_same_bits_alone_and_with_its_heads_in_other_parts(k
         assert not work[1].any()
 
 
+@pytest.mark.parametrize(
+    "mode", [(), ("random", 1), ("random", 2)], ids=lambda mode: "-".join(map(str, mode)) or "late"
+)
+@pytest.mark.parametrize(("heads", "programs"), [(16, 2), (16, 3), (128, 4)])
+def test_runs_of_chunks_that_end_inside_tiles_give_the_bits_of_splits(heads, programs, mode, kernel) -> None:
+    """On few SMs programs take runs of chunks and hand tiles over, with more than one group behind them; on many each split has a program,
+    and the programs of a tile share its merge."""
+    problem = latent(((1, 1200), (1, 700), (2, 500), (1, 0), (1, 330)), heads=heads)
+    module = kernel(SMALL, problem.dims, *mode)
+    found = []
+    for sms in (programs, 132):
+        made = make(problem)
+        parts, group = module._parts(5, 1, heads, 1200, sms)
+        assert module._chained(5, parts, group, 2, 1200, sms) == (sms < 132)
+        sizes = module.scratch(5, 1, heads, 2, 1200, sms)
+        work = [torch.zeros(n, dtype=kind) for n, kind in zip(sizes, (torch.float32, torch.int32), strict=True)]
+        made.lists["work"] = work
+        _, out, lse = launch(module, problem, made, sms)
+        assert not work[1].any()
+        found.append((out, lse))
+    assert all(map(torch.equal, *found))
+
+
 def test_the_chosen_variant_can_be_written_and_round_trips() -> None:
     chip = load_machine("h200-sxm")
     workload = Workload(batch=2, heads_q=128, heads_kv=1, seqlen_q=1, seqlen_k=8192, head_dim_qk=576, head_dim_v=512)
