@@ -21,6 +21,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("greenlet")
 
 from support.serving import Problem, emulated_kernels, error_of, launch, make, parted  # noqa: E402
+from support.whole import whole  # noqa: E402
 
 #: Small splits, so that small problems have many.
 SMALL = HopperMlaVariant(split_keys=64, split_keys_of_many=128, whole_keys=64)
@@ -89,9 +90,16 @@ def test_a_sequence_gets_the_same_bits_alone_and_with_its_heads_in_other_parts(k
 
 
 @pytest.mark.parametrize(
-    "mode", [(), ("random", 1), ("random", 2)], ids=lambda mode: "-".join(map(str, mode)) or "late"
+    ("heads", "programs", "mode"),
+    [
+        (16, 3, ("late",)),
+        (16, 3, ("random", 2)),
+        (128, 4, ("late",)),
+        pytest.param(16, 2, ("random", 1), marks=whole),
+        pytest.param(128, 4, ("random", 1), marks=whole),
+    ],
+    ids=lambda value: "-".join(map(str, value)) if isinstance(value, tuple) else str(value),
 )
-@pytest.mark.parametrize(("heads", "programs"), [(16, 2), (16, 3), (128, 4)])
 def test_runs_of_chunks_that_end_inside_tiles_give_the_bits_of_splits(heads, programs, mode, kernel) -> None:
     """On few SMs programs take runs of chunks and hand tiles over, with more than one group behind them; on many each split has a program,
     and the programs of a tile share its merge."""
