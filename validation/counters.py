@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,18 +90,18 @@ def _row(code: KernelCode, work: Workload, machine: str, counters: dict[str, flo
     )  # fmt: skip
 
 
-def report(rows: list[CounterRow], as_json: bool, every: bool) -> str:
+def report_dict(rows: list[CounterRow]) -> list[dict[str, object]]:
+    """Keys documented in docs/json.md."""
+    return [
+        {"kernel": r.kernel, "variant": r.variant, "workload": r.workload.as_dict(), "predicted": r.predicted,
+         "measured": r.measured, "memory_gb": r.memory_gb, "cycles": r.cycles}
+        for r in rows
+    ]  # fmt: skip
+
+
+def report_text(rows: list[CounterRow], every: bool) -> str:
     """Summary by unit, then the disagreements (or every kernel), worst first."""
     units = [unit for unit in SHARES if all(unit in row.measured for row in rows)]
-    if as_json:
-        return json.dumps(
-            [
-                {"kernel": r.kernel, "variant": r.variant, "workload": r.workload.as_dict(), "predicted": r.predicted,
-                 "measured": r.measured, "memory_gb": r.memory_gb, "cycles": r.cycles}
-                for r in rows
-            ],
-            indent=2,
-        )  # fmt: skip
     lines = [
         f"{len(rows)} kernels, busy share of each unit in percent of active cycles: predicted (from machine code) minus measured",
         "", f"{'unit':<10}{'mean |diff|':>12}{'bias':>8}{'worst':>8}{f'within {POINTS:g} points':>20}",

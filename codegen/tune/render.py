@@ -14,7 +14,7 @@ _SHOWN = 10
 #: Fates in words, as the counts show them.
 _WORDS = {
     "illegal": "illegal on the machine", "not writable": "cannot be written by the generator",
-    "shallower ring": "same kernel with a shallower ring", "floor": "dropped by its floor, never forecast",
+    "fewer stages": "same kernel with fewer K/V stages", "floor": "dropped by its floor, never forecast",
     "forecast": "behind by forecast", "compile": "does not compile, or cannot be read", "machine code": "behind from machine code",
     "measured": "measured and behind", "winner": "winner",
 }  # fmt: skip

@@ -64,7 +64,7 @@ def survey(
     if not ready:
         first = min(out, key=lambda c: (FATES.index(c.fate) < 1, c.order))
         raise PredictError(f"{family.name} cannot be written for {workload.label()} on {machine.name}: {first.reason}")
-    deepest, shallower = _deepest(ready)
+    deepest, fewer = _deepest(ready)
     ranking = rank(
         [c.variant for c in deepest], workload, machine, clock=clock, keep=keep, group=structure, per_group=per_structure
     )  # fmt: skip
@@ -94,7 +94,7 @@ def survey(
     for entry in ranking.dropped:
         text = f"takes at least {1e3 * entry.floor_seconds:.4g} ms: {entry.floor_seconds / leader - 1:.1%} above the leader"
         out.append(known(entry, "floor", f"{text}, and the last that could be kept is faster"))
-    found = Tuning(workload, machine, family.name, clock, 0, "forecast", _in_order([*out, *shallower]))
+    found = Tuning(workload, machine, family.name, clock, 0, "forecast", _in_order([*out, *fewer]))
     return choose(_with_chosen(found, chosen), [_order_of(found, chosen.variant)])
 
 
@@ -147,12 +147,12 @@ def _deepest(candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[Can
         if kind not in best or (depth and depth(c.variant) > depth(best[kind].variant)):
             best[kind] = c
     kept = {c.order for c in best.values()}
-    shallower = [
-        replace(c, fate="shallower ring", reason="the same kernel with more K/V slots goes on")
+    fewer = [
+        replace(c, fate="fewer stages", reason="the same kernel with more K/V stages goes on")
         for c in candidates
         if c.order not in kept
     ]
-    return [c for c in candidates if c.order in kept], shallower
+    return [c for c in candidates if c.order in kept], fewer
 
 
 def with_machine_code(tuning: Tuning, compiled: Sequence[tuple[Candidate, CompiledCandidate]]) -> Tuning:

@@ -13,7 +13,7 @@ from tilecast.model.search.rank import DIGITS
 FATES = (
     "illegal",
     "not writable",
-    "shallower ring",
+    "fewer stages",
     "floor",
     "forecast",
     "compile",

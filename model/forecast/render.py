@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable, Sequence
 
 from tilecast.base.html_table import html_table
 from tilecast.base.words import significant
@@ -165,9 +166,9 @@ def _busiest_first(p: Forecast) -> list[tuple[str, float]]:
     return sorted(p.units.items(), key=lambda item: -item[1])
 
 
-def _steps_that_show(p: Forecast) -> list[WaterfallStep]:
-    """Steps of the waterfall that print as more than 0.0 %."""
-    return [step for step in p.waterfall if abs(step.share) >= 0.0005]
+def _steps_that_show(waterfall: Sequence[WaterfallStep]) -> list[WaterfallStep]:
+    """Steps that print as more than 0.0 %."""
+    return [step for step in waterfall if abs(step.share) >= 0.0005]
 
 
 def _memory(p: Forecast) -> str:
@@ -248,7 +249,7 @@ def _units(p: Forecast) -> list[str]:
 
 def _waterfall(p: Forecast) -> list[str]:
     lines = ["From peak to achieved (cycles per SM at the predicted clock, share of the time)"]
-    for step in _steps_that_show(p):
+    for step in _steps_that_show(p.waterfall):
         filled = max(0, round(step.share * _BAR))
         lines.append(f"  {step.cause:<58}{step.cycles:12.0f}  {step.share:6.1%}  {'█' * filled}")
     return lines
@@ -282,20 +283,11 @@ def _footing(p: Forecast) -> list[str]:
 def as_html(p: Forecast) -> str:
     """Tables of the clocks, of the units and of the time, and the sentences between them, for notebooks."""
     clocks = [(p.regime, p.time_ms, p.tflops, p.clock_mhz), *p.other_regimes]
-    answer = html_table(
-        f"{p.machine.title}: {p.workload.label()}",
-        ("clock", "time, ms", "TFLOP/s", "MHz"),
-        [(name, f"{ms:.4g}", significant(tflops), f"{mhz:.0f}") for name, ms, tflops, mhz in clocks],
-    )
+    answer = clocks_html(f"{p.machine.title}: {p.workload.label()}", clocks)
     units = html_table(
         "Busy share of each unit in the loop",
         ("unit", "busy", "cycles"),
         [(unit, f"{share:.1%}", f"{share * p.ii_cycles:.0f}") for unit, share in _busiest_first(p)],
-    )
-    steps = html_table(
-        "From peak to achieved",
-        ("cause", "cycles per SM", "share"),
-        [(w.cause, f"{w.cycles:.0f}", f"{w.share:.1%}") for w in _steps_that_show(p)],
     )
     kernel = f"Kernel: {p.pipeline.name} ({p.variant_origin}): {short_text(p.variant)}."
     outside = p.outside_calibrated_range
@@ -310,10 +302,22 @@ def as_html(p: Forecast) -> str:
     )
     why = [f"{line[2].upper()}{line[3:].rstrip(':')}." for line in _why(p)[1:] if not line.startswith("    ")]
     inside = [waits] if p.critical and p.binding.kind not in OUTSIDE_LOOP else []
-    return "".join(
-        (answer, *map(_paragraph, (f"{_interval(p)}.", kernel, *p.notes, *warning, *why)), *inside, units, steps)
-    )
+    sentences = map(paragraph_html, (f"{_interval(p)}.", kernel, *p.notes, *warning, *why))
+    return "".join((answer, *sentences, *inside, units, steps_html(p.waterfall)))
 
 
-def _paragraph(sentence: str) -> str:
+def clocks_html(title: str, clocks: Iterable[tuple[str, float, float, float]]) -> str:
+    """A table of regimes with time in ms, TFLOP/s and clock in MHz."""
+    rows = [(name, f"{ms:.4g}", significant(tflops), f"{mhz:.0f}") for name, ms, tflops, mhz in clocks]
+    return html_table(title, ("clock", "time, ms", "TFLOP/s", "MHz"), rows)
+
+
+def steps_html(waterfall: Sequence[WaterfallStep]) -> str:
+    """A table of the waterfall."""
+    rows = [(w.cause, f"{w.cycles:.0f}", f"{w.share:.1%}") for w in _steps_that_show(waterfall)]
+    return html_table("From peak to achieved", ("cause", "cycles per SM", "share"), rows)
+
+
+def paragraph_html(sentence: str) -> str:
+    """A sentence between tables."""
     return f'<p style="font-size:12px;margin:4px 0">{html.escape(sentence)}</p>'

@@ -16,7 +16,7 @@ from tilecast.model.gemm.code import GemmCode, code_cycles
 from tilecast.model.gemm.evaluate import GemmRun, evaluate_gemm, executed_flop, refuse
 from tilecast.model.gemm.families import find_gemm_family, legality, native_gemm_family, writable
 from tilecast.model.gemm.pipeline.build import build
-from tilecast.model.gemm.render import as_dict, as_text
+from tilecast.model.gemm.render import as_dict, as_html, as_text
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.gemm.workload import Gemm
 from tilecast.model.machine.machine import Machine, load_machine
@@ -42,6 +42,7 @@ class GemmPrediction(GemmForecast):
 
     to_dict = as_dict
     text = __str__ = as_text
+    _repr_html_ = as_html
 
     def __repr__(self) -> str:
         return f"<GemmPrediction {self.machine.name}: {self.gemm.label()}: {self.time_ms:.4g} ms, {self.run.tflops:.4g} TFLOP/s>"

@@ -72,6 +72,24 @@ def checked_note(f: GemmForecast) -> str:
     return f"forecasts of {MEASURED_KERNELS} kernels of this family in short runs on an H200 were off by {off:.1%} in the mean {how} (tilecast validate gemm)"
 
 
+def as_html(f: GemmForecast) -> str:
+    """Tables of the clock and of the time, and the sentences between them, for notebooks."""
+    from tilecast.model.forecast.render import clocks_html, paragraph_html, steps_html
+
+    answer = (f.regime, f.time_ms, f.run.tflops, f.run.clock.mhz)
+    kernel = (
+        f"Kernel: {f.run.own.loop.pipeline.name} ({f.origin}): {gemm_variant_text(f.variant)}; bound by {f.binding[1]}."
+    )
+    return "".join(
+        (
+            clocks_html(f"{f.machine.title}: {f.gemm.label()}", [answer]),
+            paragraph_html(kernel),
+            paragraph_html(f"{checked_note(f)}."),
+            steps_html(f.waterfall),
+        )
+    )
+
+
 def as_text(f: GemmForecast) -> str:
     """The report `tilecast gemm` prints."""
     run, clock = f.run, f.run.clock

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilecast.base.html_table import html_table
 from tilecast.base.progress import Progress, silent
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import build_pipeline, legality, loop_shape, native_family
 from tilecast.model.forecast.level import Compiler, at_hand, search_of
 from tilecast.model.kernel.variant import Variant, short_text, variant_text
 from tilecast.model.kernel.workload import Workload
-from tilecast.model.machine.machine import Machine
+from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.schedule.check import check_schedule
 from tilecast.model.schedule.gantt import text_gantt
@@ -25,7 +26,7 @@ from tilecast.model.schedule.solve import Schedule, Storage, optimal_schedule, s
 from tilecast.model.sm.bounds import RecMii, bounds, rec_mii
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ScheduledKernel:
     """The loop of one kernel, its best order and its own; both checked independently of the solver."""
 
@@ -42,6 +43,18 @@ class ScheduledKernel:
         """What `tilecast schedule` prints."""
         head = f"{self.machine.title}: {self.workload.label()}\n  {short_text(self.variant)}  ({self.variant_origin})"
         return f"{head}\n\n{schedules_text(self.pipeline, self.free, self.own, width)}"
+
+    def __repr__(self) -> str:
+        ends = f"II {self.free.ii_cycles} cycles in the best order, {self.own.ii_cycles} in its own"
+        return f"<ScheduledKernel {self.machine.name}: {self.workload.label()}: {ends}>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, s.status, f"{s.ii_cycles}", f"{s.bound}", f"{s.span_cycles}", f"{s.overlap_depth}")
+            for name, s in (("best order", self.free), ("its own order", self.own))
+        ]
+        title = f"{self.machine.title}: {self.workload.label()}; {short_text(self.variant)} ({self.variant_origin})"
+        return html_table(title, ("cycles", "status", "II", "lower bound", "span", "iterations at once"), rows)
 
     def to_dict(self) -> dict[str, object]:
         """Keys documented in docs/json.md; cycles are whole SM clocks."""
@@ -68,7 +81,7 @@ def schedule_dict(pipeline: Pipeline, schedule: Schedule) -> dict[str, object]:
 
 
 def schedule_kernel(
-    workload: Workload, machine: Machine, variant: Variant | None = None, family: str | None = None,
+    workload: Workload, machine: Machine | str, variant: Variant | None = None, family: str | None = None,
     clock: str | float = "sustained", time_limit_s: float = 10.0, compiler: Compiler | None = at_hand,
     progress: Progress = silent,
 ) -> ScheduledKernel:  # fmt: skip
@@ -77,10 +90,11 @@ def schedule_kernel(
     ``time_limit_s`` is for each of the two.  Raises PredictError for a kernel that cannot run.
     """
     work = workload.reduced()
-    chosen, origin = _kernel(work, machine, variant, family, clock, compiler)
-    pipeline = build_pipeline(loop_shape(work), chosen, machine)
+    chip = load_machine(machine) if isinstance(machine, str) else machine
+    chosen, origin = _kernel(work, chip, variant, family, clock, compiler)
+    pipeline = build_pipeline(loop_shape(work), chosen, chip)
     return ScheduledKernel(
-        work, machine, chosen, origin, pipeline, *solve_both(pipeline, storage_of(machine), time_limit_s, progress)
+        work, chip, chosen, origin, pipeline, *solve_both(pipeline, storage_of(chip), time_limit_s, progress)
     )
 
 

@@ -30,7 +30,7 @@ from tilecast.model.sm.simulate import critical_recurrence
 from tilecast.model.training.answer import BackwardForecast, TrainingForecast
 from tilecast.model.training.evaluate import BackwardRun, LaunchRun, backward_flops, evaluate_backward, refuse
 from tilecast.model.training.launch import tiles_of
-from tilecast.model.training.render import as_dict, as_text, both_as_dict, both_as_text
+from tilecast.model.training.render import as_dict, as_html, as_text, both_as_dict, both_as_html, both_as_text
 
 #: Knobs of the two loops of a class whose kernels do not depend on each other, by what their names begin with.
 _APART = ("dkv_", "dq_")
@@ -42,6 +42,7 @@ class BackwardPrediction(BackwardForecast):
 
     to_dict = as_dict
     text = __str__ = as_text
+    _repr_html_ = as_html
 
     def trace_json(self) -> str:
         """Chrome trace of a tile of each kernel with matrix products, for ui.perfetto.dev."""
@@ -57,6 +58,7 @@ class TrainingPrediction(TrainingForecast):
 
     to_dict = both_as_dict
     text = __str__ = both_as_text
+    _repr_html_ = both_as_html
 
     def trace_json(self) -> str:
         """Chrome trace of a tile of each kernel of both passes, for ui.perfetto.dev."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilecast.base.html_table import html_table
 from tilecast.base.words import significant
 from tilecast.model.forecast.answer import KernelAnswer
 from tilecast.model.forecast.binding import OUTSIDE_LOOP
@@ -84,6 +85,30 @@ def as_text(p: BackwardForecast) -> str:
     for kernel in p.kernels:
         lines += ["", *_why(kernel, p.run.clock.limit_w)]
     return "\n".join((*lines, "", *_waterfall(p), "", *_rests_on(p)))
+
+
+def as_html(p: BackwardForecast) -> str:
+    """Tables of the clocks, the launches and the time, for notebooks."""
+    from tilecast.model.forecast.render import clocks_html, paragraph_html, steps_html
+
+    launches = html_table(
+        "Launches",
+        ("kernel", "time, ms", "share", "MB to and from memory"),
+        [
+            (one.kernel.name, f"{one.seconds * 1e3:.4g}", f"{one.seconds / p.run.seconds:.1%}", f"{one.hbm_bytes / 1e6:.0f}")
+            for one in p.run.launches
+        ],
+    )  # fmt: skip
+    clocks = [(p.regime, p.time_ms, p.tflops, p.clock_mhz), *p.other_regimes]
+    kernel = f"Kernels: {variant_text(p.variant)} ({p.variant_origin}; before compilation)."
+    return "".join(
+        (
+            clocks_html(f"{p.machine.title}: {p.subject}", clocks),
+            paragraph_html(kernel),
+            launches,
+            steps_html(p.waterfall),
+        )
+    )
 
 
 def _headline(p: BackwardForecast) -> list[str]:
@@ -191,6 +216,15 @@ def _forward_dict(p: TrainingForecast) -> dict[str, object]:
     from tilecast.model.forecast.render import as_dict as forward_as_dict
 
     return forward_as_dict(p.forward)
+
+
+def both_as_html(p: TrainingForecast) -> str:
+    """Both passes as one answer, then the tables of each, for notebooks."""
+    from tilecast.model.forecast.render import as_html as forward_as_html
+    from tilecast.model.forecast.render import paragraph_html
+
+    both = f"Forward and backward: {p.time_ms:.4g} ms, {significant(p.tflops)} TFLOP/s."
+    return paragraph_html(both) + forward_as_html(p.forward) + as_html(p.backward)
 
 
 def both_as_text(p: TrainingForecast) -> str:

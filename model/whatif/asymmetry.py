@@ -15,7 +15,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from tilecast.base.html_table import html_table
 from tilecast.base.progress import Progress, reported, silent
+from tilecast.base.words import significant
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.forecast.answer import BEFORE
 from tilecast.model.forecast.brief import Brief
@@ -47,7 +49,7 @@ class MapPoint:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class AsymmetryMap:
     """Grid data: row ``j``, column ``i`` belongs to ``y[j]`` and ``x[i]`` (geometric steps, both ascending).
 
@@ -85,6 +87,19 @@ class AsymmetryMap:
     def level_note(self) -> str:
         """For headlines: the level where it is not before compilation."""
         return "" if self.level == BEFORE else f", {self.level}"
+
+    def __repr__(self) -> str:
+        cells = f"{len(self.x)} x {len(self.y)} cells of {self.x_fact} and {self.y_fact}"
+        return f"<AsymmetryMap {self.machine}: {cells}, {self.words}{self.workload.label()}, {self.clock_mhz:.0f} MHz>"
+
+    def _repr_html_(self) -> str:
+        """TFLOP/s and what binds in every cell, the higher ``y`` above, as `tilecast map` draws them."""
+        rows = [
+            (f"{y:.4g}", *(f"{significant(t)} {bound}" for t, bound in zip(tflops, bound_by, strict=True)))
+            for y, tflops, bound_by in zip(self.y, self.tflops, self.bound_by, strict=True)
+        ]
+        title = f"{self.machine}: {self.words}{self.workload.label()}, {self.clock_mhz:.0f} MHz{self.level_note}; TFLOP/s and what binds"
+        return html_table(title, (f"{self.y_fact} by {self.x_fact}", *(f"{x:.4g}" for x in self.x)), rows[::-1])
 
     def to_dict(self) -> dict[str, Any]:
         """Keys as documented in docs/json.md."""

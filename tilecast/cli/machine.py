@@ -10,7 +10,9 @@ import typer
 from tilecast.cli.workload_options import AsJson, takes_workload
 from tilecast.model.machine.machine import Machine, MachineError, load_machine
 
-app = typer.Typer(no_args_is_help=True, help="GPUs as data: list, show, check, schema.")
+app = typer.Typer(
+    no_args_is_help=True, help="GPUs as data: list, show, check, schema.", epilog="Example: tilecast machine show h200"
+)
 
 
 @app.command("list", epilog="Example: tilecast machine list")

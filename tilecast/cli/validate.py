@@ -11,7 +11,8 @@ from tilecast.cli.workload_options import AsJson
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Forecasts against reality: published, measured, backward, serving, foreign, ablations, counters, tuner.",
+    help="Forecasts against reality: published tables, measurements, counters, GPUs that differ in little.",
+    epilog="Example: tilecast validate published --clock short",
 )
 _Table = Annotated[str | None, typer.Argument(help="A table of tilecast measure (default: the H200's).")]
 _Codes = Annotated[str | None, typer.Option("--code", help="Profiles of tilecast profile (default: the H200's).")]
@@ -151,11 +152,12 @@ def validate_counters(
 ) -> None:
     """Busy share of every unit, predicted against hardware counters; the disagreements name the unit."""
     from tilecast.cli.progress import Screen
+    from tilecast.cli.tables import show
     from tilecast.validation import counters as compare
 
     with Screen() as screen:
         found = compare.load(Path(table) if table else compare.TABLE, Path(codes) if codes else compare.CODES, screen)
-    typer.echo(compare.report(found, as_json, rows))
+    show(compare.report_text(found, rows), compare.report_dict(found), as_json)
 
 
 @app.command("compare", epilog="Example: tilecast validate compare mygpu.zip")

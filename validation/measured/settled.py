@@ -17,7 +17,7 @@ from tilecast.validation.lab.measure.records import Measured
 
 #: The power balance of what a kernel executes in the cycles that it was measured to take: the energies without the cycles.
 BALANCE = "power balance at measured cycles"
-#: How a clock was forecast, the most told by first.
+#: What a clock was forecast from, the most known first.
 LEVELS = (BALANCE, COMPILED, BEFORE)
 
 

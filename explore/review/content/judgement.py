@@ -111,7 +111,7 @@ def _largest_loss(p: Explained) -> str:
 
 
 def _help(e: Evidence) -> str:
-    """The fact with the most to give, and the best of the SM's own units where that is another one."""
+    """The fact with the most to give, and the best of rates and latencies where that is another one."""
     rows = [
         row
         for row in e.tornado.rows
@@ -123,10 +123,10 @@ def _help(e: Evidence) -> str:
     text = f"what helps most is {_lever(best)}"
     if best.group in ("rate", "latency"):
         return text
-    units = [row for row in rows if row.group in ("rate", "latency")]
-    if not units:
-        return f"{text}; no unit of the SM changes the time by more than a hundredth of its own change"
-    return f"{text}, and among the SM's units {_lever(max(units, key=lambda row: abs(row.reoptimised)))}"
+    others = [row for row in rows if row.group in ("rate", "latency")]
+    if not others:
+        return f"{text}; no rate or latency changes the time by more than a hundredth of its own change"
+    return f"{text}, and among rates and latencies {_lever(max(others, key=lambda row: abs(row.reoptimised)))}"
 
 
 def _lever(row: Sensitivity) -> str:

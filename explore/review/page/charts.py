@@ -228,7 +228,7 @@ def timeline_chart(t: Timeline, ident: str) -> Bars:
     )
     caption = (
         f"Two periods of {t.ii_cycles:.0f} cycles in the steady state; roles and engines above, below how busy each unit is. "
-        "Grey is waiting."
+        "Hatched is waiting."
     )
     return Bars(ident, f"Schedule: {t.title}", caption, lanes, marks, "SM cycles", view=t.view, zoom=True)
 

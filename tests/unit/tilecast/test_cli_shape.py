@@ -18,10 +18,9 @@ ROOT = typer.main.get_command(verbs())
 
 def paths(group=ROOT, path: tuple[str, ...] = ()):  # type: ignore[no-untyped-def]
     for name, command in group.commands.items():
+        yield (*path, name), command
         if hasattr(command, "commands"):
             yield from paths(command, (*path, name))
-        else:
-            yield (*path, name), command
 
 
 ALL = dict(paths())

@@ -6,6 +6,7 @@ import json
 import random
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import pytest
 from support.whole import is_whole, whole
@@ -33,7 +34,6 @@ from tilecast.model.whatif.sensitivity import sensitivities
 from tilecast.model.whatif.what_if import what_if
 from tilecast.validation.lab.tuning import tune
 
-#: Shapes that are asked of all machines together.
 _SHAPES = 60 if is_whole() else 33
 _SEED = 20261
 
@@ -76,24 +76,35 @@ def _question(rng: random.Random, machine: Machine, *, with_loops: bool = False)
         return question
 
 
+@pytest.fixture(scope="module")
+def seed(request: pytest.FixtureRequest) -> int:
+    """What questions are drawn from: one number, and with --fresh another one in every run."""
+    return random.SystemRandom().getrandbits(64) if request.config.getoption("--fresh") else _SEED
+
+
 @cache
-def _questions(machine: str, count: int = 0) -> list[Question]:
-    """``count`` questions to a machine; 0: its part of `_SHAPES`."""
-    names = machine_names()
-    count = count or len(range(names.index(machine), _SHAPES, len(names)))
-    rng = random.Random(f"{_SEED} {machine}")
+def _questions(machine: str, seed: int, count: int) -> list[Question]:
+    """``count`` questions to a machine."""
+    rng = random.Random(f"{seed} {machine}")
     return [_question(rng, load_machine(machine)) for _ in range(count)]
 
 
-def test_every_machine_is_asked_of_several_shapes() -> None:
+def _share(machine: str, shapes: int = _SHAPES) -> int:
+    """How many of so many shapes a machine is dealt."""
     names = machine_names()
-    assert sum(len(range(n, _SHAPES, len(names))) for n in range(len(names))) == _SHAPES >= 3 * len(names)
+    return len(range(names.index(machine), shapes, len(names)))
+
+
+def test_every_machine_is_asked_of_several_shapes() -> None:
+    assert sum(map(_share, machine_names())) == _SHAPES >= 3 * len(machine_names())
 
 
 @pytest.mark.parametrize("machine", machine_names())
-def test_verbs_that_take_the_best_kernel_take_the_same_one(machine: str, request: pytest.FixtureRequest) -> None:
+def test_verbs_that_take_the_best_kernel_take_the_same_one(
+    machine: str, seed: int, request: pytest.FixtureRequest
+) -> None:
     """Shapes dealt to the machines; with --fresh sixty to each, which takes minutes."""
-    for question in _questions(machine, 60 if request.config.getoption("--fresh") else 0):
+    for question in _questions(machine, seed, 60 if request.config.getoption("--fresh") else _share(machine)):
         work, chip, clock = question.workload, question.machine, question.clock
         answer = question.answer()
         expected, family = variant_text(answer.variant), native_family(chip)
@@ -117,17 +128,28 @@ def test_verbs_that_take_the_best_kernel_take_the_same_one(machine: str, request
 
 
 #: One question a machine of each kernel class, at every kind of clock, for the verbs that forecast by the hundred.
+_MAPPED = ("b200", "h100-sxm", "a100")
 _FEW = [("b200", 0), ("h200-sxm", 0), ("h100-sxm", 1), ("b300", 1), ("rtx-5090", 0), ("a100", 0)]
 
 
-def _few(place: tuple[str, int]) -> Question:
-    machine, number = place
-    return _questions(machine)[number]
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Verbs that take seconds are asked a few of the questions; with --fresh all sixty."""
+    if "few" in metafunc.fixturenames:
+        places: list[Any] = [(machine, number) for machine in machine_names() for number in range(_share(machine, 60))]
+        if not metafunc.config.getoption("--fresh"):
+            # A map searches again and again: one a kernel class.
+            rare = metafunc.function is test_the_maps_own_cell_is_the_forecast_at_its_clock
+            places = [pytest.param(place, marks=whole) if rare and place[0] not in _MAPPED else place for place in _FEW]
+        metafunc.parametrize("few", places, ids=lambda place: f"{place[0]}-{place[1]}")
 
 
-@pytest.mark.parametrize("place", _FEW, ids=lambda place: f"{place[0]}-{place[1]}")
-def test_verbs_that_explore_start_from_the_same_answer(place: tuple[str, int]) -> None:
-    question = _few(place)
+@pytest.fixture
+def question(few: tuple[str, int], seed: int) -> Question:
+    machine, number = few
+    return _questions(machine, seed, number + 1)[number]
+
+
+def test_verbs_that_explore_start_from_the_same_answer(question: Question) -> None:
     work, chip, clock = question.workload, question.machine, question.clock
     answer = question.answer()
     moved = what_if(work, chip, {"launch.kernel_us": chip["launch.kernel_us"]} if chip.has("launch.kernel_us") else {"chip.tdp_w": chip["chip.tdp_w"] + 1}, clock=clock)  # fmt: skip
@@ -139,14 +161,7 @@ def test_verbs_that_explore_start_from_the_same_answer(place: tuple[str, int]) -
     assert points.variant == answer.variant, question
 
 
-@pytest.mark.parametrize(
-    "place",
-    # One a kernel class: a map searches again and again.
-    [place if place[0] in ("b200", "h100-sxm", "a100") else pytest.param(place, marks=whole) for place in _FEW],
-    ids=lambda place: f"{place[0]}-{place[1]}",
-)
-def test_the_maps_own_cell_is_the_forecast_at_its_clock(place: tuple[str, int]) -> None:
-    question = _few(place)
+def test_the_maps_own_cell_is_the_forecast_at_its_clock(question: Question) -> None:
     work, chip = question.workload, question.machine
     found = asymmetry_map(work, chip, grid=3, shown=(), clock=1200.0)
     answer = predict(work, chip, clock=found.clock_mhz, interval=False)
@@ -154,9 +169,7 @@ def test_the_maps_own_cell_is_the_forecast_at_its_clock(place: tuple[str, int]) 
     assert found.base_tflops == found.tflops[1][1] == answer.tflops, question
 
 
-@pytest.mark.parametrize("place", _FEW, ids=lambda place: f"{place[0]}-{place[1]}")
-def test_the_tuners_first_is_the_forecasts_kernel(place: tuple[str, int]) -> None:
-    question = _few(place)
+def test_the_tuners_first_is_the_forecasts_kernel(question: Question) -> None:
     answer = question.answer()
     try:
         found = tune(question.workload, question.machine, clock=question.clock, candidates=4, budget=0, compile=False)
@@ -169,9 +182,7 @@ def test_the_tuners_first_is_the_forecasts_kernel(place: tuple[str, int]) -> Non
     assert answer.compiled is not None or found.shortlist[0].variant == answer.variant, question
 
 
-@pytest.mark.parametrize("place", _FEW, ids=lambda place: f"{place[0]}-{place[1]}")
-def test_the_review_is_of_the_forecasts_kernel(place: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    question = _few(place)
+def test_the_review_is_of_the_forecasts_kernel(question: Question, monkeypatch: pytest.MonkeyPatch) -> None:
     # The map and the tornado have tests of their own; here they would take most of the time.
     monkeypatch.setattr(build, "_map", lambda *_: None)
     monkeypatch.setattr(build, "_tornado", lambda *_: build.Tornado(0.05, (), (), ()))
@@ -188,7 +199,7 @@ def test_the_review_is_of_the_forecasts_kernel(place: tuple[str, int], monkeypat
     ("place", "level"), [(("h200-sxm", 2), "kept"), (("h100-sxm", 1), "auto")], ids=["h200-sxm-kept", "h100-sxm-auto"]
 )
 def test_at_every_level_all_verbs_give_one_answer(
-    place: tuple[str, int], level: str, monkeypatch: pytest.MonkeyPatch
+    place: tuple[str, int], level: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From machine code as before compilation: the same kernel and time, to the last digit."""
     monkeypatch.setattr(build, "_map", lambda *_: None)
@@ -201,7 +212,7 @@ def test_at_every_level_all_verbs_give_one_answer(
     monkeypatch.setattr(
         sensitivity, "ends_of", lambda key, *args: ends(key, *args) if key == "mufu.ex2_per_clk" else None
     )
-    question = _at_hand(place)
+    question = _at_hand(place, seed)
     work, chip, clock = question.workload, question.machine, question.clock
     compiler, family = compiler_of(level), native_family(chip)
     answer = predict(work, chip, clock=clock, compiler=compiler, interval=False)
@@ -233,10 +244,10 @@ def test_at_every_level_all_verbs_give_one_answer(
     assert ("--level kept" in content.provenance.command) and any("from machine code" in c for c in content.conditions)
 
 
-def _at_hand(place: tuple[str, int]) -> Question:
+def _at_hand(place: tuple[str, int], seed: int) -> Question:
     """The ``place``-th question to a machine of which a loop is at hand."""
     machine, number = place
-    rng = random.Random(f"{_SEED} {machine} at hand")
+    rng = random.Random(f"{seed} {machine} at hand")
     while True:
         question = _question(rng, load_machine(machine), with_loops=True)
         if settled(compiler_of("auto"), question.workload.reduced(), question.machine, clock=question.clock) is None:

@@ -60,7 +60,7 @@ def test_the_winner_of_the_survey_is_the_fastest_that_can_be_written(surveyed: T
 
 def test_of_rings_of_several_depths_the_deepest_goes_on_beside_the_choice_of_the_search() -> None:
     found = survey(Workload(2, 8, 8, 1024, 1024, 256, 256), H200, HOPPER, keep=4)
-    shallow = [c for c in found.candidates if c.fate == "shallower ring"]
+    shallow = [c for c in found.candidates if c.fate == "fewer stages"]
     alive = {c.variant for c in found.candidates if c.fate in ("floor", "forecast", "winner")}
     for c in shallow[::20]:
         deeper = [replace(c.variant, kv_stages=n) for n in range(c.variant.kv_stages + 1, 5)]
