@@ -24,7 +24,7 @@ from tilecast.model.forecast.answer import Explained
 from tilecast.model.forecast.level import Compiler, at_hand
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.workload import Workload
-from tilecast.model.machine.machine import Machine, load_machine, machine_names
+from tilecast.model.machine.machine import Machine, machine_names, machine_of
 from tilecast.model.passes import FORWARD, Pass
 from tilecast.model.whatif.asymmetry import SHOWN, AsymmetryMap, asymmetry_map
 from tilecast.model.whatif.break_even import break_evens
@@ -63,7 +63,7 @@ def report(
     ``asked_pass`` the pass that is reviewed (`tilecast.BACKWARD`: before compilation, and ``measured`` is a table of tools/compare_backward.py).
     Raises PredictError, VariantError, MachineError, WorkloadError or RecordError (all ValueError) with one sentence.
     """
-    chip = load_machine(machine) if isinstance(machine, str) else machine
+    chip = machine_of(machine)
     machine_name = machine_name or (machine if isinstance(machine, str) else machine.name)
     table, r = Path(measured) if measured is not None else None, _REVIEWED[asked_pass.name]
     if table is not None:

@@ -22,7 +22,7 @@ from tilecast.model.forecast.trace import trace_json
 from tilecast.model.forecast.waterfall import waterfall
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
-from tilecast.model.machine.machine import Machine, load_machine
+from tilecast.model.machine.machine import Machine, machine_of
 from tilecast.model.search.best import best
 from tilecast.model.sm.bounds import bounds
 from tilecast.model.sm.simulate import critical_recurrence
@@ -86,7 +86,7 @@ def predict(
     are done before compilation; with `compiled_variant` the variant, chosen before compilation, is compiled and timed from its machine code.
     Raises PredictError, VariantError, MachineError or WorkloadError (all ValueError) with one sentence.
     """
-    chip = load_machine(machine) if isinstance(machine, str) else machine
+    chip = machine_of(machine)
     chip = chip if power is None else chip.at_power(power)
     if published and compiler is at_hand:
         compiler = None  # the code at hand is that of kernels of ours

@@ -19,7 +19,7 @@ from tilecast.model.gemm.pipeline.build import build
 from tilecast.model.gemm.render import as_dict, as_html, as_text
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.gemm.workload import Gemm
-from tilecast.model.machine.machine import Machine, load_machine
+from tilecast.model.machine.machine import Machine, machine_of
 from tilecast.model.sm.bounds import bounds
 from tilecast.model.sm.simulate import critical_recurrence
 
@@ -58,7 +58,7 @@ def forecast_gemm(
     ``compiler`` the kernel, chosen before compilation, is forecast from its machine code (`codegen.gemm.machine_code.compiled_gemm`), and the
     interval is as wide as before compilation.  Raises PredictError, VariantError, MachineError or WorkloadError with one sentence.
     """
-    chip = load_machine(machine) if isinstance(machine, str) else machine
+    chip = machine_of(machine)
     origin = "as given"
     if variant is None:
         name = find_gemm_family(family).name if family else native_gemm_family(chip).name

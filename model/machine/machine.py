@@ -158,6 +158,11 @@ def load_machine(name_or_path: str | Path) -> Machine:
     return _load_shipped(text)
 
 
+def machine_of(machine: Machine | str) -> Machine:
+    """A machine that is given as such, by name or by path."""
+    return load_machine(machine) if isinstance(machine, str) else machine
+
+
 @lru_cache(maxsize=64)
 def _load_shipped(name: str) -> Machine:
     known = machine_names()

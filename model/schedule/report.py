@@ -11,7 +11,7 @@ from tilecast.model.families import build_pipeline, legality, loop_shape, native
 from tilecast.model.forecast.level import Compiler, at_hand, search_of
 from tilecast.model.kernel.variant import Variant, short_text, variant_text
 from tilecast.model.kernel.workload import Workload
-from tilecast.model.machine.machine import Machine, load_machine
+from tilecast.model.machine.machine import Machine, machine_of
 from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.schedule.check import check_schedule
 from tilecast.model.schedule.gantt import text_gantt
@@ -90,7 +90,7 @@ def schedule_kernel(
     ``time_limit_s`` is for each of the two.  Raises PredictError for a kernel that cannot run.
     """
     work = workload.reduced()
-    chip = load_machine(machine) if isinstance(machine, str) else machine
+    chip = machine_of(machine)
     chosen, origin = _kernel(work, chip, variant, family, clock, compiler)
     pipeline = build_pipeline(loop_shape(work), chosen, chip)
     return ScheduledKernel(

@@ -13,10 +13,10 @@ from functools import lru_cache
 
 from tilecast.base.garbage import no_collections
 from tilecast.model.chip.evaluate import PredictError, check_clock, evaluate_seconds, refuse_unknown
-from tilecast.model.families import find_family, loop_shape
+from tilecast.model.families import find_family, loop_shape, native_family
 from tilecast.model.kernel.variant import Variant, emulated_share, with_emulated_share
 from tilecast.model.kernel.workload import Workload
-from tilecast.model.machine.machine import Machine
+from tilecast.model.machine.machine import Machine, machine_of
 from tilecast.model.search.floor import floor_seconds
 from tilecast.model.search.rank import DIGITS, rank
 
@@ -93,11 +93,13 @@ def search_space(workload: Workload, machine: Machine, family: str) -> Space:
 
 @lru_cache(maxsize=4096)
 @no_collections()
-def best(workload: Workload, machine: Machine, family: str, clock: str | float = "sustained") -> Best:
-    """The variant of ``family`` with the shortest forecast; ``clock`` as `predict` takes it.
+def best(workload: Workload, machine: Machine | str, family: str = "", clock: str | float = "sustained") -> Best:
+    """The variant of ``family``, "": the machine's own, with the shortest forecast; ``machine`` and ``clock`` as `predict` takes them.
 
     Raises PredictError where no variant is legal or the machine lacks the dtype.
     """
+    machine = machine_of(machine)
+    family = family or native_family(machine).name
     work = workload.reduced()
     refuse_unknown(work, machine)
     check_clock(clock, machine)

@@ -10,7 +10,7 @@ from tilecast.model.chip.evaluate import PredictError, check_clock
 from tilecast.model.kernel.knobs import family_named
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import WorkloadError
-from tilecast.model.machine.machine import Machine, load_machine
+from tilecast.model.machine.machine import Machine, machine_of
 from tilecast.model.serving import (
     HOPPER_MLA,
     HOPPER_PREFILL,
@@ -73,7 +73,7 @@ def forecast_step(
     step where the decoder is known and of one layer's attention otherwise.
     Raises PredictError, MachineError or WorkloadError with one sentence.
     """
-    chip = load_machine(machine) if isinstance(machine, str) else machine
+    chip = machine_of(machine)
     check_clock(clock, chip)
     pair = shipped_pair(batch, chip) if variants is None else variants
     check_step(batch, chip, pair)

@@ -23,7 +23,7 @@ from tilecast.model.forecast.predict import predict
 from tilecast.model.forecast.trace import trace_json
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
-from tilecast.model.machine.machine import Machine, load_machine
+from tilecast.model.machine.machine import Machine, machine_of
 from tilecast.model.pipeline.backward.kernels import LoopKernel
 from tilecast.model.sm.bounds import bounds
 from tilecast.model.sm.simulate import critical_recurrence
@@ -78,7 +78,7 @@ def predict_backward(
     searched.  ``clock`` and ``power`` as in `predict`; with ``interval`` every fact with a range is moved to its ends.  The
     forecast is made before compilation.  Raises PredictError, VariantError, MachineError or WorkloadError with one sentence.
     """
-    chip = load_machine(machine) if isinstance(machine, str) else machine
+    chip = machine_of(machine)
     chip = chip if power is None else chip.at_power(power)
     work = workload.reduced()
     origin = "as given"

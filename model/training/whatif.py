@@ -14,7 +14,7 @@ from tilecast.model.backward import BackwardVariant, family_of
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import Change, change_machine
-from tilecast.model.machine.machine import Machine, load_machine
+from tilecast.model.machine.machine import Machine, machine_of
 from tilecast.model.machine.schema import KEYS
 from tilecast.model.training.evaluate import evaluate_backward, refuse
 from tilecast.model.training.forecast import BackwardPrediction, best_backward, predict_backward
@@ -96,7 +96,7 @@ def backward_what_if(
     clock: str | float = "sustained", interval: bool = False,
 ) -> BackwardWhatIf:  # fmt: skip
     """Forecast the backward pass before and after ``changes`` (fact: value) and ``scales``; arguments and errors as `what_if`."""
-    chip = load_machine(machine) if isinstance(machine, str) else machine
+    chip = machine_of(machine)
     changed, moved = change_machine(chip, changes, scales)
     before = predict_backward(workload, chip, variant, family=family, clock=clock, interval=interval)
     name, work = before.variant.family, before.workload
@@ -118,7 +118,7 @@ def backward_sensitivities(
 ) -> Sensitivities:  # fmt: skip
     """Percent of the backward pass's time per percent of every fact, kernel kept and chosen again; as `sensitivities`."""
     check_step(step)
-    chip = load_machine(machine) if isinstance(machine, str) else machine
+    chip = machine_of(machine)
     work = workload.reduced()
     if variant is None:
         variant, _ = best_backward(work, chip, family, clock)

@@ -25,7 +25,7 @@ from tilecast.model.forecast.level import Compiler, at_hand, follows, level_word
 from tilecast.model.kernel.variant import emulated_share, variant_text, with_emulated_share
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import facts_named, is_rate
-from tilecast.model.machine.machine import Machine, MachineError, load_machine, machine_names
+from tilecast.model.machine.machine import Machine, MachineError, load_machine, machine_names, machine_of
 from tilecast.model.machine.schema import KEYS, KINDS
 from tilecast.model.passes import FORWARD, Pass
 
@@ -135,7 +135,7 @@ def asymmetry_map(
     ``compiler`` as in `predict`: one level for all cells, so that of machine code only kernels are chosen whose loops are at
     hand.  Raises MachineError, PredictError or WorkloadError (all ValueError) with one sentence.
     """
-    chip = load_machine(machine) if isinstance(machine, str) else machine
+    chip = machine_of(machine)
     workload = workload.reduced()
     if not 3 <= grid <= 101 or grid % 2 == 0:
         raise PredictError(f"grid: expected an odd number of cells from 3 to 101, got {grid}")

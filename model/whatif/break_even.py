@@ -23,7 +23,7 @@ from tilecast.model.forecast.brief import Brief
 from tilecast.model.forecast.level import Compiler, at_hand, level_words
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import facts_named, is_latency, is_rate
-from tilecast.model.machine.machine import Machine, MachineError, load_machine
+from tilecast.model.machine.machine import Machine, MachineError, machine_of
 from tilecast.model.machine.schema import KEYS
 from tilecast.model.passes import FORWARD, Pass
 from tilecast.model.pipeline.graph import Pipeline
@@ -76,7 +76,7 @@ def break_evens(
     Of a pass of several kernels loop and bandwidths are those of the kernel that takes longest, and what is of use is of them all.  Raises MachineError for unknown
     facts and facts that are neither rates nor latencies, PredictError for kernels that cannot run.
     """
-    chip = load_machine(machine) if isinstance(machine, str) else machine
+    chip = machine_of(machine)
     check_clock(clock, chip)
     workload = workload.reduced()
     if facts is None:

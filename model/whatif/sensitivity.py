@@ -18,7 +18,7 @@ from tilecast.model.forecast.level import Compiler, at_hand, follows, level_word
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import is_latency, is_rate
-from tilecast.model.machine.machine import Fact, Machine, load_machine
+from tilecast.model.machine.machine import Fact, Machine, machine_of
 from tilecast.model.machine.schema import KEYS
 from tilecast.model.search.best import Best
 from tilecast.model.search.floor import floor_seconds
@@ -66,7 +66,7 @@ def sensitivities(
     again, which then repeats the fixed value.  ``compiler`` as in `predict`, for all forecasts.  Raises PredictError or MachineError with one sentence.
     """
     check_step(step)
-    chip = load_machine(machine) if isinstance(machine, str) else machine
+    chip = machine_of(machine)
     check_clock(clock, chip)
     workload = workload.reduced()
     level = settled(compiler, workload, chip, variant, family, clock)

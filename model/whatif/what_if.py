@@ -23,7 +23,7 @@ from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import change_machine
-from tilecast.model.machine.machine import Machine, load_machine
+from tilecast.model.machine.machine import Machine, machine_of
 from tilecast.model.search.best import best
 from tilecast.model.whatif.comparison import Comparison
 from tilecast.model.whatif.render import as_dict, as_html, as_text
@@ -70,7 +70,7 @@ def what_if(
     again.  ``clock`` and ``compiler`` as in `predict`; ``interval`` adds the forecasts' intervals.  The machine given is not changed.
     Raises MachineError, PredictError or WorkloadError (all ValueError) with one sentence.
     """
-    chip = load_machine(machine) if isinstance(machine, str) else machine
+    chip = machine_of(machine)
     changed, moved = change_machine(chip, changes, scales)
     name = variant.family if variant is not None else family or native_family(chip).name
     before = predict(workload, chip, variant, family=name, clock=clock, interval=interval, compiler=compiler)

@@ -25,7 +25,7 @@ from tilecast.model.forecast.level import Compiler, at_hand, settled
 from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.workload import Workload
-from tilecast.model.machine.machine import Machine, load_machine
+from tilecast.model.machine.machine import Machine, machine_of
 from tilecast.validation.lab.measure.records import Measured
 
 
@@ -53,7 +53,7 @@ def tune(
     With `loop_at_hand` or `kept_loop` as ``compiler`` candidates are compared by the loops at hand, and none is compiled.
     Raises PredictError, VariantError, MachineError, WorkloadError or PlanError (all ValueError) with one sentence.
     """
-    chip = load_machine(machine) if isinstance(machine, str) else machine
+    chip = machine_of(machine)
     kernel = find_family(family) if family else native_family(chip)
     if budget < 0 or candidates < 1:
         raise PredictError(f"tune: budget takes 0 or more and candidates 1 or more, got {budget} and {candidates}")

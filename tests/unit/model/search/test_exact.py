@@ -20,7 +20,7 @@ from tilecast.model.families import (
 )
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine, machine_names
-from tilecast.model.search.best import search_space
+from tilecast.model.search.best import best, search_space
 from tilecast.model.search.floor import Floors
 from tilecast.model.search.rank import DIGITS, rank
 
@@ -122,3 +122,10 @@ def test_knobs_leave_alone_what_their_family_says(machine, family, mask) -> None
         tighter = {(e.src, e.dst, e.why): e for e in own.edges}
         assert all(e.distance >= tighter[e.src, e.dst, e.why].distance for e in loosest.edges if e.kind == "order")
         assert family_of(variant).alike is alike
+
+
+def test_a_machine_goes_by_name_and_brings_its_family() -> None:
+    work = Workload(mask="causal", seqlen_q=1000, seqlen_k=1000)
+    for name in ("h200", "b200", "a100"):
+        chip = load_machine(name)
+        assert best(work, name) == best(work, chip, native_family(chip).name)
