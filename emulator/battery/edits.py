@@ -44,8 +44,8 @@ class Edit:
     first: int
     last: int
     new: str
-    #: Which are tried first: 0: comparisons and what a mask or a maximum chooses; 1: other operators, arguments; 2: numbers; 3: names;
-    #: 4: operands that stand elsewhere only.
+    #: Which are tried first: 0: comparisons, what a mask or a maximum chooses, an operand that lines beside it have; 1: other operators,
+    #: arguments; 2: numbers; 3: names; 4: operands that stand elsewhere only.
     rank: int
     #: Whether it takes the place of a whole expression, whose values can be asked for.
     whole: bool = False
