@@ -7,10 +7,12 @@ and of Gluon two more: which of two values a mask takes, and a maximum for a min
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from dataclasses import dataclass
 
+from tilecast.emulator.battery.operands import Missing, Siblings, places
 from tilecast.emulator.expressions import last_name
 
 #: What a name stands for, as far as it can take another one's place: e.g. ("Int",), ("Tensor", shape, type).
@@ -29,6 +31,8 @@ _OTHER_CALL = {"maximum": "minimum", "minimum": "maximum", "max": "min", "min": 
 _DROPPED = (ast.Add, ast.Sub, ast.Mult, ast.BitAnd, ast.BitOr, ast.Mod, ast.FloorDiv)
 #: Names that are tried for one.
 _NAMES = 12
+#: Kinds of scalars.
+_NUMBERS = (("int",), ("float",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +44,13 @@ class Edit:
     first: int
     last: int
     new: str
-    #: Which are tried first: 0: comparisons and what a mask or a maximum chooses; 1: other operators, arguments; 2: numbers; 3: names.
+    #: Which are tried first: 0: comparisons, what a mask or a maximum chooses, an operand that lines beside it have; 1: other operators,
+    #: arguments; 2: numbers; 3: names; 4: operands that stand elsewhere only.
     rank: int
+    #: Whether it takes the place of a whole expression, whose values can be asked for.
+    whole: bool = False
+    #: What is added to it.
+    missing: Missing | None = None
 
     def applied(self, lines: Collection[str]) -> str:
         """The line afterwards."""
@@ -49,11 +58,13 @@ class Edit:
         return (text[: self.first] + self.new.encode() + text[self.last :]).decode()
 
 
-def edits(function: ast.FunctionDef, line: int, text: str, names: Names) -> Iterator[Edit]:
-    """Changes of what begins in a ``line`` of a function, ``text``; those of names take one that stands for the same kind."""
+def edits(
+    function: ast.FunctionDef, line: int, text: str, names: Names, siblings: Siblings | None = None
+) -> Iterator[Edit]:
+    """Changes of what begins in a ``line`` of a function, ``text``; those of names take one that stands for the same kind, and of ``siblings``
+    operands that it may lack."""
     raw = text.encode()
-    read = {one.id for one in ast.walk(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
-    unread = [one.arg for one in function.args.args if one.arg not in read]
+    unread = _unread(function)
 
     def part(node: ast.expr) -> str:
         return raw[node.col_offset : node.end_col_offset].decode()
@@ -67,11 +78,19 @@ def edits(function: ast.FunctionDef, line: int, text: str, names: Names) -> Iter
             if node.lineno == node.end_lineno == line:
                 yield from _of_node(node, line, part)
                 yield from _of_names(node, line, part, names)
+                if isinstance(node, ast.Call) and siblings is not None:
+                    yield from _of_arguments(node, line, part, names, siblings)
                 if isinstance(node, (ast.Name, ast.Attribute)) and part(node) in names:
                     # A parameter that its function does not read may be missing.
                     for one in unread:
                         if names.get(one) == names[part(node)] != ("bool",):
-                            yield Edit(line, node.col_offset, node.end_col_offset or 0, f"({part(node)} * {one})", 0)
+                            yield Edit(
+                                line, node.col_offset, node.end_col_offset or 0, f"({part(node)} * {one})", 0, True
+                            )
+        for root in _roots(statement) if siblings is not None else ():
+            for node in places(root, siblings.language):  # type: ignore[union-attr]
+                if node.lineno == node.end_lineno == line:
+                    yield from _lacking(node, function, line, part, names, siblings)  # type: ignore[arg-type]
         if isinstance(statement, ast.AugAssign) and statement.lineno == statement.end_lineno == line:
             other = _OTHER.get(type(statement.op))
             at = raw.find(b"=", statement.target.end_col_offset)
@@ -88,15 +107,73 @@ def _head_end(statement: ast.stmt) -> int:
 
 def _expressions(statement: ast.stmt) -> Iterator[ast.expr]:
     """All expressions of a statement that are evaluated, but for those of its body and its annotations."""
-    if isinstance(statement, (ast.If, ast.While)):
-        roots: list[ast.AST] = [statement.test]
-    elif isinstance(statement, ast.For):
-        roots = [statement.iter]
-    else:
-        value = getattr(statement, "value", None)
-        roots = [value] if value is not None else []
-    for root in roots:
+    for root in _roots(statement):
         yield from (node for node in ast.walk(root) if isinstance(node, ast.expr))
+
+
+def _roots(statement: ast.stmt) -> list[ast.expr]:
+    """The outermost expressions of a statement, without its body."""
+    if isinstance(statement, (ast.If, ast.While)):
+        return [statement.test]
+    value = statement.iter if isinstance(statement, ast.For) else getattr(statement, "value", None)
+    return [value] if value is not None else []
+
+
+def _lacking(
+    node: ast.expr, function: ast.FunctionDef, line: int, part: Callable[[ast.expr], str], names: Names,
+    siblings: Siblings,
+) -> Iterator[Edit]:  # fmt: skip
+    """An expression with one operand more."""
+    own = part(node)
+    kind = names.get(own)
+    if kind is None and isinstance(node, (ast.Name, ast.Attribute)):
+        return
+    numbers = [name for name, one in names.items() if one in _NUMBERS]
+    alike = [name for name, one in names.items() if one[0] == "tensor" and kind in (None, one)]
+    text = ast.unparse(node)
+    for one in siblings.missing(function.name, text, numbers, alike, _unread(function)):
+        if not _known(one.operand, _own(function), names, siblings.language):
+            continue
+        held = _held(node, part)
+        if one.operator in ("*", "+"):
+            # Of two constants it is most often a shape.
+            likely = one.operator == "*" and not (text.isupper() and one.operand.isupper())
+            rank = 4 if one.distance else 0 if likely else 1
+            new = f"({held} {one.operator} ({one.operand}))"
+        elif siblings.language:
+            rank, new = (0, 0, 1)[one.distance], f"{siblings.language}.{one.operator}({own}, {one.operand})"
+        else:
+            continue
+        yield Edit(line, node.col_offset, node.end_col_offset or 0, new, rank, True, one)
+
+
+def _known(operand: str, own: Container[str], names: Names, language: str) -> bool:
+    """Whether a function has what an operand is made of."""
+    plain, read = _read(operand)
+    return operand in names if plain else all(one in own or one.isupper() or one == language for one in read)
+
+
+@functools.lru_cache(maxsize=4096)
+def _read(operand: str) -> tuple[bool, frozenset[str]]:
+    """Whether an expression is a name or a field, and the names that it reads, but for those that it calls."""
+    tree = ast.parse(operand, mode="eval")
+    called = {one.func.id for one in ast.walk(tree) if isinstance(one, ast.Call) and isinstance(one.func, ast.Name)}
+    read = frozenset(one.id for one in ast.walk(tree) if isinstance(one, ast.Name)) - called
+    return isinstance(tree.body, (ast.Name, ast.Attribute)), read
+
+
+@functools.lru_cache(maxsize=256)
+def _unread(function: ast.FunctionDef) -> tuple[str, ...]:
+    """Parameters of a function that it does not read."""
+    read = {one.id for one in ast.walk(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+    return tuple(one.arg for one in function.args.args if one.arg not in read)
+
+
+@functools.lru_cache(maxsize=256)
+def _own(function: ast.FunctionDef) -> frozenset[str]:
+    """Parameters and names of a function's own."""
+    stored = {one.id for one in ast.walk(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    return frozenset(stored | {one.arg for one in function.args.args})
 
 
 def _of_node(node: ast.expr, line: int, part: Callable[[ast.expr], str]) -> Iterator[Edit]:
@@ -104,7 +181,7 @@ def _of_node(node: ast.expr, line: int, part: Callable[[ast.expr], str]) -> Iter
     first, last = node.col_offset, node.end_col_offset or 0
 
     def made(new: str, rank: int = 1) -> Edit:
-        return Edit(line, first, last, new, rank)
+        return Edit(line, first, last, new, rank, whole=True)
 
     match node:
         case ast.Compare(left, [operator], [right]):
@@ -170,6 +247,18 @@ def _held(node: ast.expr, part: Callable[[ast.expr], str]) -> str:
     return part(node) if plain else f"({part(node)})"
 
 
+def _of_arguments(
+    node: ast.Call, line: int, part: Callable[[ast.expr], str], names: Names, siblings: Siblings
+) -> Iterator[Edit]:
+    """Names for arguments, of those that other calls of the same function have there."""
+    called = ast.unparse(node.func)
+    for number, one in enumerate(node.args):
+        own = part(one)
+        for other in siblings.arguments.get((called, number), ()) if own in names else ():
+            if other != own and names.get(other) == names[own]:
+                yield Edit(line, one.col_offset, one.end_col_offset or 0, other, 1, whole=True)
+
+
 def _of_names(node: ast.expr, line: int, part: Callable[[ast.expr], str], names: Names) -> Iterator[Edit]:
     """Other names of the same kind, the next ones first; of a field those of the same tuple."""
     if not isinstance(node, (ast.Name, ast.Attribute)):
@@ -179,8 +268,9 @@ def _of_names(node: ast.expr, line: int, part: Callable[[ast.expr], str], names:
     if kind is None:
         return
     owner = own.rpartition(".")[0]
-    alike = [one for one, other in names.items() if other == kind and one != own]
+    # Constants of the file are mistaken for each other.
+    alike = [one for one, other in names.items() if other == kind and one != own and one.isupper() == own.isupper()]
     # Fields of the same tuple, then names, then fields of others.
     alike.sort(key=lambda one: (one.rpartition(".")[0] != owner, "." in one))
     for one in alike[:_NAMES]:
-        yield Edit(line, node.col_offset, node.end_col_offset or 0, one, 3)
+        yield Edit(line, node.col_offset, node.end_col_offset or 0, one, 3, whole=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -51,6 +51,12 @@ class Batch:
     rows: tuple[int, int] = (1, 1 << 29)
     #: Whether launch makes its scratch memory itself.
     own: bool = False
+
+    def parts(self) -> tuple[Batch, ...]:
+        """The launch with one of its sequences only, the shortest first."""
+        if len(self.lengths) < 2:
+            return ()
+        return tuple(replace(self, lengths=(one,)) for one in sorted(set(self.lengths), key=sum) if min(one))
 
     def label(self) -> str:
         """For messages, and for ``--case``."""

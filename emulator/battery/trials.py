@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 import re
 import types
 import warnings
@@ -18,10 +19,13 @@ import numpy as np
 
 from tilecast.base.progress import Progress, silent
 from tilecast.emulator.battery.edits import Edit, Kind, edits
+from tilecast.emulator.battery.kinds import kind_of
 from tilecast.emulator.battery.launches import AnyBench
+from tilecast.emulator.battery.observed import Asking, Observed, ask
+from tilecast.emulator.battery.operands import siblings
 from tilecast.emulator.expressions import lines_of, on_chip
+from tilecast.emulator.origins import by_turns
 from tilecast.emulator.source import Source
-from tilecast.emulator.values.tensors import Tensor
 
 #: Trials at most, and events that they may emulate together; of one, how many times as many as the problem itself, which an error
 #: may have ended early, or so many.
@@ -29,11 +33,13 @@ _TRIALS, _EVENTS, _RUNAWAY, _SOME = 300, 250_000, 3, 30_000
 #: Trials after the first that mends all; trials between two signs of life.
 _MORE, _TOLD = 80, 20
 #: Problems among which the smallest is looked for that is wrong too, and other problems that a change is put to: before and after.
-_SMALLER, _BEFORE, _AFTER = 8, 3, 2
+_SMALLER, _BEFORE, _AFTER = 16, 3, 2
 #: Changed lines that are quoted, and characters of each.
 _SHOWN, _WIDTH = 5, 100
 #: Of what is tried first: lines that are quoted (0) or others that run (1), and the rank of the change.
-_ORDER = ((0, 0), (1, 0), (0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3))
+_ORDER = ((0, 0), (1, 0), (0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (0, 4), (1, 3), (1, 4))
+#: Changes of this rank on are tried by turns, one of each line.
+_TURNS = 3
 #: What functions call with their names, as they return.
 _RECORD = "__names__"
 
@@ -48,13 +54,15 @@ def mending_changes(
     """
     session, functions = bench.kernel.session, _Functions(bench.kernel.source, bench.kernel.module)
     total = 0.0
+    kind: type[Exception] | None = None
 
     def right(one: Any, most_events: float = _EVENTS) -> bool:
-        nonlocal total
+        nonlocal total, kind
         session.spent, session.most_events = 0, most_events
         try:
             bench.solve(one)
-        except Exception:
+        except Exception as error:
+            kind = type(error)
             return False
         finally:
             total += session.spent
@@ -66,17 +74,23 @@ def mending_changes(
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            sizes: dict[float, int] = {}
-            for at in range(number, min(number + _SMALLER, len(todo))):
-                if total < _EVENTS / 4 and not right(todo[at], min(sizes.values(), default=_EVENTS)):
-                    sizes.setdefault(session.spent, at)
-            smallest = todo[sizes[min(sizes)]]
+            sizes: dict[float, Any] = {}
+            wrong = None
+            parts: tuple[Any, ...] = getattr(todo[number], "parts", tuple)()
+            for one in (todo[number], *parts, *todo[number + 1 : number + _SMALLER]):
+                if total < _EVENTS / 4 and not right(one, min(sizes, default=_EVENTS)):
+                    wrong = wrong or kind
+                    # Of a part, which nobody made a problem, only what is wrong as the whole is.
+                    if kind is wrong or one not in parts:
+                        sizes.setdefault(session.spent, one)
+            smallest = sizes[min(sizes)]
             others = [todo[number], *todo[:number][:_BEFORE], *todo[number + 1 :][:_AFTER]]
             executed = bench.coverage.executed(lambda: right(smallest))
-            own, total = session.spent, 0.0
+            own = session.spent
             functions.record_names(lambda: right(smallest))
+            functions.leave_out_equal(executed, lambda: right(smallest))
             quoted = [int(line) for line in re.findall(r"line (\d+):", message)]
-            tried, most = 0, _TRIALS
+            tried, most, total = 0, _TRIALS, 0.0
             for edit in functions.candidates(quoted, executed):
                 if tried >= most or total > _EVENTS or len(mending) >= _SHOWN:
                     break
@@ -107,6 +121,7 @@ class _Functions:
         #: What names of each function stand for, the last time that it returned.
         self._names: dict[str, dict[str, Kind]] = {}
         self._known: dict[int, list[Edit]] = {}
+        self._siblings = siblings(tree)
 
     def _at(self, line: int) -> ast.FunctionDef | None:
         return next((one for one in self._functions if line in lines_of(one)), None)
@@ -116,24 +131,39 @@ class _Functions:
         constants = {
             name: kind
             for name, value in vars(self._module).items()
-            if name.isupper() and not name.startswith("_") and (kind := _kind(value)) is not None
+            if name.isupper() and not name.startswith("_") and (kind := kind_of(value)) is not None
         }
         self._names = {one.name: dict(constants) for one in self._functions}
 
         def record(function: str, there: Mapping[str, Any]) -> None:
             known = self._names[function]
             for name, value in there.items():
-                known |= {part: kind for part, one in _parts(name, value) if (kind := _kind(one)) is not None}
+                known |= {part: kind for part, one in _parts(name, value) if (kind := kind_of(one)) is not None}
 
         setattr(self._module, _RECORD, record)
-        saved = {one.name: getattr(self._module, one.name) for one in self._functions}
-        for one in self._functions:
-            self._define(one, self.lines, _Recorded(one.name))
         try:
+            self._with(lambda one: _Recorded(one.name), attempt)
+        finally:
+            delattr(self._module, _RECORD)
+
+    def leave_out_equal(self, executed: Container[int], attempt: Callable[[], Any]) -> None:
+        """Forget the changes of ``executed`` lines that change no value while ``attempt`` runs."""
+        lines = [line for one in self._functions for line in lines_of(one) if line in executed]
+        observed = Observed(self._module, (edit for line in lines for edit in self._edits(line)))
+        ask(self._module, observed, lambda: self._with(lambda _: Asking(observed.places), attempt))
+        for line in lines:
+            judged = [one for edit in self._edits(line) if (one := observed.judged(edit)) is not None]
+            self._known[line] = judged
+
+    def _with(self, change: Callable[[ast.FunctionDef], ast.NodeTransformer], attempt: Callable[[], Any]) -> None:
+        """Run ``attempt`` with every function changed."""
+        saved = {one.name: getattr(self._module, one.name) for one in self._functions}
+        try:
+            for one in self._functions:
+                self._define(one, self.lines, change(one))
             attempt()
         finally:
             vars(self._module).update(saved)
-            delattr(self._module, _RECORD)
 
     def _near(self, quoted: Sequence[int]) -> list[ast.FunctionDef]:
         """The functions that lines stand in, then those that these call, then those that call these, and so on."""
@@ -158,14 +188,15 @@ class _Functions:
         first = list(dict.fromkeys(line for line in quoted if line in executed))
         groups = first, [line for line in dict.fromkeys(every) if line not in first]
         for number, rank in _ORDER:
-            for line in groups[number]:
-                yield from (one for one in self._edits(line) if one.rank == rank)
+            found = [[one for one in self._edits(line) if one.rank == rank] for line in groups[number]]
+            # Of names there are too many for one line after the other.
+            yield from by_turns(found) if rank >= _TURNS else itertools.chain.from_iterable(found)
 
     def _edits(self, line: int) -> list[Edit]:
         """The changes of a line."""
         function = self._at(line)
         if line not in self._known and function is not None:
-            found = edits(function, line, self.lines[line - 1], self._names.get(function.name, {}))
+            found = edits(function, line, self.lines[line - 1], self._names.get(function.name, {}), self._siblings)
             self._known[line] = list(dict.fromkeys(found))
         return self._known.get(line, [])
 
@@ -216,20 +247,6 @@ class _Recorded(ast.NodeTransformer):
 def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """A name and, of a named tuple, its fields."""
     yield name, value
-    for field in getattr(value, "_fields", ()):
+    # Of the type: of a value, an attribute that it does not have may be an error of the emulator's.
+    for field in getattr(type(value), "_fields", ()):
         yield f"{name}.{field}", getattr(value, field)
-
-
-def _kind(value: Any) -> Kind | None:
-    """What a value is, as far as another one can take its place; None where none should."""
-    if isinstance(value, bool):
-        return ("bool",)
-    if isinstance(value, (int, np.integer)):
-        return ("int",)
-    if isinstance(value, float):
-        return ("float",)
-    if isinstance(value, Tensor):
-        return "tensor", tuple(value.shape), str(value.dtype)
-    if isinstance(value, (str, tuple, list, dict, types.FunctionType, types.ModuleType, type)) or value is None:
-        return ("tuple", type(value).__name__) if hasattr(value, "_fields") else None
-    return type(value).__name__, str(getattr(value, "shape", "")), str(getattr(value, "dtype", ""))
