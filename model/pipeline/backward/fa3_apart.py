@@ -125,7 +125,7 @@ class _Keys(Warpgroups):
             ),
             rows_per_cta=TILE, keys_per_iteration=TILE, ctas_per_sm=1, prologue_cycles=self.start(14),
             epilogue_cycles=self.leave(TILE * max(d, dv)), edge_read_bytes=owned, edge_write_bytes=owned,
-            tiles_overlap=False, mask_demand=(("exp", common.mask_work(m, elements * 2.0)),), 
+            tiles_overlap=False, mask_demand=(("exp", common.mask_work(m, elements * 2.0)),),
         )  # fmt: skip
 
 
@@ -182,5 +182,5 @@ class _Queries(Warpgroups):
             rows_per_cta=rows, keys_per_iteration=TILE, ctas_per_sm=1, prologue_cycles=self.start(7),
             epilogue_cycles=self.leave(TILE * d), edge_read_bytes=rows * (d + dv) * size, edge_write_bytes=rows * d * size,
             tiles_overlap=False,
-            mask_demand=tuple((f"exp{g}", common.mask_work(m, TILE * TILE * 2.0)) for g in (0, 1)), 
+            mask_demand=tuple((f"exp{g}", common.mask_work(m, TILE * TILE * 2.0)) for g in (0, 1)),
         )  # fmt: skip

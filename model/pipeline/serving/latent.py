@@ -80,6 +80,6 @@ def build(workload: Workload, variant: HopperMlaVariant, machine: Machine) -> Pi
             Buffer("Q", "smem", rows * workload.head_dim_qk, 1, "", "qk0"), Buffer("P", "smem", rows * KEYS, 1, "give0", "pv1"),
             Buffer("K", "smem", KEYS * workload.head_dim_qk * size, variant.kv_stages, "load_k", "qk0"),
         ),
-        keys_per_iteration=KEYS, rows_per_cta=ROWS, mask_demand=(), 
+        keys_per_iteration=KEYS, rows_per_cta=ROWS, mask_demand=(),
         edge_read_bytes=float(rows * workload.head_dim_qk), edge_write_bytes=float(rows * workload.head_dim_v),
     )  # fmt: skip
