@@ -635,9 +635,9 @@ def told(link, m, COUNT: gl.constexpr):
 # -- what chunks have
 @gluon.jit
 def blend(x, a, y, b):
-    """x a + y b, rounded alike wherever it stands."""
+    """x a + y b, rounded alike wherever it stands, and as L2 adds, which takes a subnormal number for 0."""
     return gl.inline_asm_elementwise(
-        "{ .reg .f32 t; mul.rn.f32 t, $3, $4; fma.rn.f32 $0, $1, $2, t; }",
+        "{ .reg .f32 t; mul.rn.ftz.f32 t, $3, $4; fma.rn.ftz.f32 $0, $1, $2, t; }",
         "=f,f,f,f,f",
         [x, a, y, b],
         dtype=gl.float32,
@@ -648,8 +648,9 @@ def blend(x, a, y, b):
 
 @gluon.jit
 def weights(before, after):
-    """(maximum, weight before, weight after) of rows with these maxima."""
-    row_max = gl.maximum(before, after)
+    """(reference, weight before, weight after) of rows with these: it only moves where it has to by more than 2^8, so that what
+    was before mostly stays as it is."""
+    row_max = gl.where(after - before > 8.0, after, before)
     return row_max, mufu_exp2(before - row_max), mufu_exp2(after - row_max)
 
 
@@ -668,14 +669,14 @@ def level_of(number):
 
 @gluon.jit
 def starts(number, chunks):
-    """Whether a chunk is the first of its group, and others follow: what it has waits as it is."""
-    return (number % MERGED == 0) & (number + 1 < chunks)
+    """Whether a chunk is the first of its group, or ends the first group, and others follow: what it has waits as it is."""
+    return ((number % MERGED == 0) | (number + 1 == MERGED)) & (number + 1 < chunks)
 
 
 @gluon.jit
-def stays(number, chunks, level, count):
-    """How many of ``count`` rows wait for the next chunk once it has joined at ``level``: none where it joins at the next level, or is the last."""
-    return gl.where((number + 1 < chunks) & ((level == 1) | (joins(number, chunks, 1) == 0)), count, 0)
+def goes_on(number, chunks, level):
+    """Whether a chunk that joins at ``level`` goes on with all that was there: with its group to the next level, or to the results."""
+    return (number + 1 == chunks) | ((level == 0) & (number % MERGED == MERGED - 1))
 
 
 @gluon.jit
@@ -742,13 +743,17 @@ def parking(at, part, count):
 
 
 @gluon.jit
+def as_parked(o):
+    """A part as it lies in memory: a thread's numbers, in another order."""
+    o = gl.permute(gl.reshape(o, [4, 2, 8, PART // 8, 4, 2]), [3, 0, 2, 4, 1, 5])
+    return gl.convert_layout(gl.reshape(o, [TILE_M * PART]), PARKED)
+
+
+@gluon.jit
 def park(o, at, part, count):
     """A part to memory, of the warps that have some of ``count`` rows, from the threads that will want it back."""
-    o = gl.permute(gl.reshape(o, [4, 2, 8, PART // 8, 4, 2]), [3, 0, 2, 4, 1, 5])
     places, there = parking(at, part, count)
-    gl.store(
-        places, gl.convert_layout(gl.reshape(o, [TILE_M * PART]), PARKED), mask=there, eviction_policy="evict_last"
-    )
+    gl.store(places, as_parked(o), mask=there, eviction_policy="evict_last")
 
 
 @gluon.jit
@@ -778,19 +783,34 @@ def first_parked(at, count):
 
 
 @gluon.jit
-def joined(known, at, rows, o, before, after, kept, count):
-    """Half of O with what a chunk has: of ``rows`` rows that wait in ``at``, whose first parts are ``known``; ``count`` rows stay in ``kept``."""
+def joined(known, at, count, o, before, after):
+    """Half of O with what a chunk has: of ``count`` rows that wait in ``at``, whose first parts are ``known``."""
     parts = parts_of(o)
     before = gl.convert_layout(before, gl.SliceLayout(1, PART_LAYOUT))[:, None]
     after = gl.convert_layout(after, gl.SliceLayout(1, PART_LAYOUT))[:, None]
     done = ()
     for i in gl.static_range(PARTS):
-        part = blend(known[i], before, gl.convert_layout(parts[i], PART_LAYOUT), after)
-        park(part, kept, i, count)
+        done = done + (blend(known[i], before, gl.convert_layout(parts[i], PART_LAYOUT), after),)
         if i + 2 < PARTS:
-            known = known + (unpark(at, i + 2, rows),)
-        done = done + (part,)
+            known = known + (unpark(at, i + 2, count),)
     return whole_of(done)
+
+
+@gluon.jit
+def added(o, at, count, before, after):
+    """What a chunk has joins ``count`` rows that wait in ``at``, where L2 adds it to them: nothing is waited for.  Warps with rows
+    whose maximum has moved fetch theirs, and leave them again."""
+    moved = some_below(before)
+    parts = parts_of(o)
+    before = gl.convert_layout(before, gl.SliceLayout(1, PART_LAYOUT))[:, None]
+    after = gl.convert_layout(after, gl.SliceLayout(1, PART_LAYOUT))[:, None]
+    for i in gl.static_range(PARTS):
+        part = gl.convert_layout(parts[i], PART_LAYOUT)
+        if moved:
+            park(blend(unpark(at, i, count), before, part, after), at, i, count)
+        else:
+            places, there = parking(at, i, count)
+            gl.atomic_add(places, as_parked(part * after), mask=there, sem="relaxed")
 
 
 @gluon.jit
@@ -1226,26 +1246,21 @@ def attend_item(
                     )
                     row_max, before, after = weights(known_max, row_max)
                     at = parked(scratch, piece.place, level, 0)
-                    known = first_parked(at, count)
-                    tell(link, m, (before, after))
-                    m += 1
                     row_sum = blend(known_sum, before, row_sum, after)
-                    o = joined(
-                        known,
-                        at,
-                        count,
-                        o,
-                        before,
-                        after,
-                        parked(scratch, piece.place, level_of(number), 0),
-                        stays(number, chunks, level, count),
-                    )
+                    if goes_on(number, chunks, level):
+                        known = first_parked(at, count)
+                        tell(link, m, (before, after))
+                        o = joined(known, at, count, o, before, after)
+                    else:
+                        tell(link, m, (before, after))
+                        added(o, at, count, before, after)
+                    m += 1
             if level_of(number) == 0:
                 group_max, group_sum = row_max, row_sum
             else:
                 total_max, total_sum = row_max, row_sum
             if starts(number, chunks):
-                park_all(o, parked(scratch, piece.place, 0, 0), count)
+                park_all(o, parked(scratch, piece.place, level_of(number), 0), count)
         total = o
     if item.begin >= item.end:
         arrive(items.q_empty, turn)
@@ -1345,21 +1360,16 @@ def right_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, ONE: 
             for level in range(2):
                 if joins(number, chunks, level):
                     at = parked(scratch, piece.place, level, 1)
-                    known = first_parked(at, count)
-                    before, after = told(link, m, 2)
+                    if goes_on(number, chunks, level):
+                        known = first_parked(at, count)
+                        before, after = told(link, m, 2)
+                        o = joined(known, at, count, o, before, after)
+                    else:
+                        before, after = told(link, m, 2)
+                        added(o, at, count, before, after)
                     m += 1
-                    o = joined(
-                        known,
-                        at,
-                        count,
-                        o,
-                        before,
-                        after,
-                        parked(scratch, piece.place, level_of(number), 1),
-                        stays(number, chunks, level, count),
-                    )
             if starts(number, chunks):
-                park_all(o, parked(scratch, piece.place, 0, 1), count)
+                park_all(o, parked(scratch, piece.place, level_of(number), 1), count)
         total = o
     row = gl.arange(0, TILE_M, layout=ROWS_OF_O)
     there = item.tile * TILE_M + row < item.q_len * batch.group
