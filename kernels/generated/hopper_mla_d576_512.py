@@ -1252,8 +1252,10 @@ def attend_item(
                         tell(link, m, (before, after))
                         o = joined(known, at, count, o, before, after)
                     else:
-                        tell(link, m, (before, after))
                         added(o, at, count, before, after)
+                        tell(
+                            link, m, (before, after)
+                        )  # afterwards: the right half leaves while the next scores are made
                     m += 1
             if level_of(number) == 0:
                 group_max, group_sum = row_max, row_sum
@@ -1261,6 +1263,8 @@ def attend_item(
                 total_max, total_sum = row_max, row_sum
             if starts(number, chunks):
                 park_all(o, parked(scratch, piece.place, level_of(number), 0), count)
+                tell(link, m, ())
+                m += 1
         total = o
     if item.begin >= item.end:
         arrive(items.q_empty, turn)
@@ -1369,6 +1373,8 @@ def right_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, ONE: 
                         added(o, at, count, before, after)
                     m += 1
             if starts(number, chunks):
+                told(link, m, 0)
+                m += 1
                 park_all(o, parked(scratch, piece.place, level_of(number), 1), count)
         total = o
     row = gl.arange(0, TILE_M, layout=ROWS_OF_O)
