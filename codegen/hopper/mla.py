@@ -20,6 +20,8 @@ TEMPLATE = "hopper_mla.py.j2"
 TARGETS = ("sm_90a",)
 #: Columns of O that are blended at a time.
 PART = 64
+#: Chunks of a program that are done apart where tiles are more than programs: what they leave takes room in every launch.
+MOST_APART = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class HopperMlaKernel(HopperServingKernel):
 
     latent: ClassVar[bool] = True
     part: ClassVar[int] = PART
+    most_apart: ClassVar[int] = MOST_APART
     beside: ClassVar[bool] = False
     last_constants: ClassVar[tuple[str, ...]] = ("Q_ROWS", "CHAINED")
     own_options: ClassVar[str] = "CHAINED"

@@ -51,6 +51,7 @@ MERGED, MERGED_ROWS = (
 )  # splits, then groups of them, and rows that are merged at a time,
 MERGED_COLUMNS = gl.constexpr(256)  # and columns
 COLUMN_PARTS = gl.constexpr(2)
+MOST_APART = gl.constexpr(8)  # chunks of a program that are done apart, where tiles are more than programs
 LOOKS = gl.constexpr(
     24
 )  # how often a program that could help to merge looks whether all splits are done: about a microsecond each
@@ -119,7 +120,8 @@ Item = namedtuple("Item", "b head_kv tile split splits q_len k_len low high begi
 # Where splits are taken in one after the other: a program's run of units, [low, high) of `total`; some chunks of an item, which has the
 # keys of those; and the place in memory where what it has waits between them.
 Deal = namedtuple("Deal", "team each more whole total low high")
-Piece = namedtuple("Piece", "item low from_chunk to_chunk chunks first blocks place")
+# Chunks of it that are done apart and join the others later, and the first slot that those wait in.
+Piece = namedtuple("Piece", "item low from_chunk to_chunk chunks first blocks place apart slot")
 
 
 @gluon.jit
@@ -310,9 +312,10 @@ def deal_of(batch, PLANNED: gl.constexpr, WARPS: gl.constexpr):
     """What a program does: a share of all units, in one run, the same one as the programs of the other heads of these sequences.
 
     A run may begin and end inside a tile.  It is done from its last tile to its first: the chunks at its end, which a tile begins
-    with, before all others, and those at its beginning, which go on from what another program has of their tile, last.
+    with, before all others, and those at its beginning, which go on from what another program has of their tile, last.  Where runs
+    are shorter than tiles, that other program is not done then: such chunks are done apart, and join what it has afterwards.
     """
-    tiles, units = gl.to_tensor(0), gl.to_tensor(0)
+    tiles, units, most = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
     for first in range(0, batch.count, PLANNED):
         b = first + gl.arange(
             0, PLANNED, layout=gl.BlockedLayout([max(1, PLANNED // (32 * WARPS))], [32], [WARPS], [0])
@@ -320,8 +323,11 @@ def deal_of(batch, PLANNED: gl.constexpr, WARPS: gl.constexpr):
         of_each, chunks = units_of(batch, b, b < batch.count, False)
         tiles += gl.sum(of_each, 0)
         units += gl.sum(of_each * chunks, 0)
+        most = gl.maximum(most, gl.max(gl.where(of_each > 0, chunks, 0), 0))
     teams, team = gl.num_programs(0) // batch.heads_kv, gl.program_id(0) // batch.heads_kv
-    whole = tiles <= teams
+    whole = (tiles <= teams) & (
+        (units + teams - 1) // teams + 1 >= most
+    )  # a shared tile takes about a chunk's time more
     total = gl.where(whole, tiles, units)
     each, more = total // teams, total % teams
     low = each * team + gl.minimum(team, more)
@@ -330,7 +336,7 @@ def deal_of(batch, PLANNED: gl.constexpr, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def piece_of(batch, deal, first, ends, before, high, ONE: gl.constexpr):
+def piece_of(batch, scratch, deal, first, ends, before, high, ONE: gl.constexpr):
     """The piece that ends before unit `high`."""
     unit = high - 1
     b = first + gl.sum((ends <= unit).to(gl.int32), 0)
@@ -365,22 +371,18 @@ def piece_of(batch, deal, first, ends, before, high, ONE: gl.constexpr):
     )
     place = 2 * (gl.program_id(0) + (owner - deal.team) * batch.heads_kv) + 1
     place = gl.where((from_chunk > 0) | (to_chunk < chunks), place, 2 * gl.program_id(0))
-    return Piece(item, low, from_chunk, to_chunk, chunks, first_key, blocks, place)
+    room = (deal.each < MOST_APART) | (batch.count * scratch.split_tiles <= gl.num_programs(0) // batch.heads_kv)
+    apart = gl.where((from_chunk > 0) & (deal.each + 1 < chunks) & room, to_chunk - from_chunk, 0)
+    return Piece(
+        item, low, from_chunk, to_chunk, chunks, first_key, blocks, place, apart, gl.program_id(0) * (deal.each + 1)
+    )
 
 
 @gluon.jit
 def whole_piece(item):
     """An item that is a split of its own."""
-    return Piece(
-        item,
-        gl.to_tensor(0),
-        gl.to_tensor(0),
-        gl.to_tensor(1),
-        gl.to_tensor(1),
-        gl.to_tensor(0),
-        gl.to_tensor(0),
-        gl.to_tensor(0),
-    )
+    none = gl.to_tensor(0)
+    return Piece(item, none, none, gl.to_tensor(1), gl.to_tensor(1), none, none, none, none, none)
 
 
 # -- load role
@@ -486,6 +488,7 @@ def load_role(
     items,
     rows,
     batch,
+    scratch,
     PAGE: gl.constexpr,
     ONE: gl.constexpr,
     PLANNED: gl.constexpr,
@@ -535,6 +538,14 @@ def load_role(
         rows.scale_log2,
         rows.cap_log2,
     )
+    scratch = Scratch(
+        scratch.partials,
+        scratch.arrived,
+        own_copy(scratch.counters),
+        own_copy(scratch.split_bound),
+        own_copy(scratch.slot_rows),
+        own_copy(scratch.split_tiles),
+    )
     n, turn = gl.to_tensor(0), gl.to_tensor(0)
     # The pages of the next item, if there is one, are on their way while the blocks of this one are.
     if CHAINED:
@@ -545,13 +556,13 @@ def load_role(
             ends, before = ends_before(batch, first, after, deal.whole, PLANNED, 1)
             low = gl.maximum(deal.low, before)
             if high > low:
-                piece = piece_of(batch, deal, first, ends, before, high, ONE)
+                piece = piece_of(batch, scratch, deal, first, ends, before, high, ONE)
                 pages = first_pages(batch, piece.item, PAGE)
                 while high > low:
                     high = piece.low
                     following, ahead = piece, pages
                     if high > low:
-                        following = piece_of(batch, deal, first, ends, before, high, ONE)
+                        following = piece_of(batch, scratch, deal, first, ends, before, high, ONE)
                         ahead = first_pages(batch, following.item, PAGE)
                     n = load_item(piece.item, pages, turn, n, k_desc, ring, items, rows, batch, PAGE, ONE, Q_ROWS)
                     piece, pages = following, ahead
@@ -687,6 +698,20 @@ def parked(scratch, place, level, SIDE: gl.constexpr):
 
 
 @gluon.jit
+def kept_apart(scratch, piece, number, SIDE: gl.constexpr):
+    """Where half of O of a chunk that is done apart waits: behind all that waits between chunks; at side 2 its rows' maxima and sums."""
+    programs, levels = gl.num_programs(0), gl.where(scratch.split_bound > MERGED, 2, 1)
+    slot = piece.slot + number - piece.from_chunk
+    return (
+        scratch.partials
+        + programs * (4 * TILE_M)
+        + levels * programs * (4 * TILE_M * HALF)
+        + slot * (TILE_M * (2 * HALF + 2))
+        + SIDE * (TILE_M * HALF)
+    )
+
+
+@gluon.jit
 def sums_parked(scratch, place, number):
     """Where the maxima (0) and sums (1) of a group's rows and those of all groups (2, 3) wait for another program."""
     return scratch.partials + (place // 2 * 4 + number) * TILE_M
@@ -771,6 +796,15 @@ def unpark(at, part, count):
     o = gl.load(places, mask=there, other=0.0, eviction_policy="evict_last")
     o = gl.permute(gl.reshape(o, [PART // 8, 4, 8, 4, 2, 2]), [1, 4, 2, 0, 3, 5])
     return gl.convert_layout(gl.reshape(o, [TILE_M, PART]), PART_LAYOUT)
+
+
+@gluon.jit
+def unpark_all(at, count):
+    """All parts."""
+    parts = ()
+    for i in gl.static_range(PARTS):
+        parts = parts + (unpark(at, i, count),)
+    return whole_of(parts)
 
 
 @gluon.jit
@@ -1200,8 +1234,11 @@ def attend_item(
     count = item.q_len * batch.group - item.tile * TILE_M
     wait(items.q_full, turn)
     fence_async_shared()  # the load warp's copies are not the copy engine's
-    for number in range(piece.from_chunk, piece.to_chunk):
+    for step in range(piece.from_chunk, piece.to_chunk + piece.apart):
+        later = step >= piece.to_chunk  # what was done apart joins
+        number = step - gl.where(later, piece.apart, 0)
         begin, end = chunk_of(batch, item, chunks, piece.first, piece.blocks, number)
+        end = gl.where(later, begin, end)
         row_max = gl.full([TILE_M], LOWEST, gl.float32, layout=SCORE_ROWS)
         row_sums = partial_sums(gl.zeros([TILE_M, TILE_N], gl.float32, layout=SCORES))
         state = (row_max, row_sums, gl.zeros([TILE_M, HALF], gl.float32, layout=ACCUMULATOR))
@@ -1232,39 +1269,50 @@ def attend_item(
         if rows.v_scales is not None:
             o = o * gl.load(rows.v_scales + item.b * rows.stride_vb)
         if CHAINED:
-            if (number == piece.from_chunk) & (number > 0):
-                take_over(scratch, batch, 0)
-                group_max = gl.load(sums_parked(scratch, piece.place, 0) + row)
-                group_sum = gl.load(sums_parked(scratch, piece.place, 1) + row)
-                total_max = gl.load(sums_parked(scratch, piece.place, 2) + row)
-                total_sum = gl.load(sums_parked(scratch, piece.place, 3) + row)
-            for level in range(2):
-                if joins(number, chunks, level):
-                    known_max, known_sum = (
-                        gl.where(level == 0, group_max, total_max),
-                        gl.where(level == 0, group_sum, total_sum),
-                    )
-                    row_max, before, after = weights(known_max, row_max)
-                    at = parked(scratch, piece.place, level, 0)
-                    row_sum = blend(known_sum, before, row_sum, after)
-                    if goes_on(number, chunks, level):
-                        known = first_parked(at, count)
-                        tell(link, m, (before, after))
-                        o = joined(known, at, count, o, before, after)
-                    else:
-                        added(o, at, count, before, after)
-                        tell(
-                            link, m, (before, after)
-                        )  # afterwards: the right half leaves while the next scores are made
-                    m += 1
-            if level_of(number) == 0:
-                group_max, group_sum = row_max, row_sum
-            else:
-                total_max, total_sum = row_max, row_sum
-            if starts(number, chunks):
-                park_all(o, parked(scratch, piece.place, level_of(number), 0), count)
+            kept = kept_apart(scratch, piece, number, 2) + row
+            if later:
+                row_max, row_sum = gl.load(kept), gl.load(kept + TILE_M)
+                o = unpark_all(kept_apart(scratch, piece, number, 0), count)
+            if (piece.apart > 0) & (step < piece.to_chunk):
+                gl.store(kept, row_max)
+                gl.store(kept + TILE_M, row_sum)
+                park_all(o, kept_apart(scratch, piece, number, 0), count)
                 tell(link, m, ())
                 m += 1
+            else:
+                if (number == piece.from_chunk) & (number > 0):
+                    take_over(scratch, batch, 0)
+                    group_max = gl.load(sums_parked(scratch, piece.place, 0) + row)
+                    group_sum = gl.load(sums_parked(scratch, piece.place, 1) + row)
+                    total_max = gl.load(sums_parked(scratch, piece.place, 2) + row)
+                    total_sum = gl.load(sums_parked(scratch, piece.place, 3) + row)
+                for level in range(2):
+                    if joins(number, chunks, level):
+                        known_max, known_sum = (
+                            gl.where(level == 0, group_max, total_max),
+                            gl.where(level == 0, group_sum, total_sum),
+                        )
+                        row_max, before, after = weights(known_max, row_max)
+                        at = parked(scratch, piece.place, level, 0)
+                        row_sum = blend(known_sum, before, row_sum, after)
+                        if goes_on(number, chunks, level):
+                            known = first_parked(at, count)
+                            tell(link, m, (before, after))
+                            o = joined(known, at, count, o, before, after)
+                        else:
+                            added(o, at, count, before, after)
+                            tell(
+                                link, m, (before, after)
+                            )  # afterwards: the right half leaves while the next scores are made
+                        m += 1
+                if level_of(number) == 0:
+                    group_max, group_sum = row_max, row_sum
+                else:
+                    total_max, total_sum = row_max, row_sum
+                if starts(number, chunks):
+                    park_all(o, parked(scratch, piece.place, level_of(number), 0), count)
+                    tell(link, m, ())
+                    m += 1
         total = o
     if item.begin >= item.end:
         arrive(items.q_empty, turn)
@@ -1315,7 +1363,7 @@ def attend_role(
             first = (batch.count - 1) // PLANNED * PLANNED - back
             ends, before = ends_before(batch, first, after, deal.whole, PLANNED, 4)
             while high > gl.maximum(deal.low, before):
-                piece = piece_of(batch, deal, first, ends, before, high, ONE)
+                piece = piece_of(batch, scratch, deal, first, ends, before, high, ONE)
                 n, m = attend_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, CAPPED, ONE, CHAINED)
                 turn += 1
                 high = piece.low
@@ -1341,8 +1389,11 @@ def right_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, ONE: 
     total = gl.zeros([TILE_M, HALF], gl.float32, layout=ACCUMULATOR)
     chunks = piece.chunks
     count = item.q_len * batch.group - item.tile * TILE_M
-    for number in range(piece.from_chunk, piece.to_chunk):
+    for step in range(piece.from_chunk, piece.to_chunk + piece.apart):
+        later = step >= piece.to_chunk
+        number = step - gl.where(later, piece.apart, 0)
         begin, end = chunk_of(batch, item, chunks, piece.first, piece.blocks, number)
+        end = gl.where(later, begin, end)
         o = gl.zeros([TILE_M, HALF], gl.float32, layout=ACCUMULATOR)
         for key in range(begin, end, TILE_N):
             wait(link.told, m)
@@ -1359,23 +1410,30 @@ def right_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, ONE: 
         if rows.v_scales is not None:
             o = o * gl.load(rows.v_scales + item.b * rows.stride_vb)
         if CHAINED:
-            if (number == piece.from_chunk) & (number > 0):
-                take_over(scratch, batch, 1)
-            for level in range(2):
-                if joins(number, chunks, level):
-                    at = parked(scratch, piece.place, level, 1)
-                    if goes_on(number, chunks, level):
-                        known = first_parked(at, count)
-                        before, after = told(link, m, 2)
-                        o = joined(known, at, count, o, before, after)
-                    else:
-                        before, after = told(link, m, 2)
-                        added(o, at, count, before, after)
-                    m += 1
-            if starts(number, chunks):
+            if later:
+                o = unpark_all(kept_apart(scratch, piece, number, 1), count)
+            if (piece.apart > 0) & (step < piece.to_chunk):
                 told(link, m, 0)
                 m += 1
-                park_all(o, parked(scratch, piece.place, level_of(number), 1), count)
+                park_all(o, kept_apart(scratch, piece, number, 1), count)
+            else:
+                if (number == piece.from_chunk) & (number > 0):
+                    take_over(scratch, batch, 1)
+                for level in range(2):
+                    if joins(number, chunks, level):
+                        at = parked(scratch, piece.place, level, 1)
+                        if goes_on(number, chunks, level):
+                            known = first_parked(at, count)
+                            before, after = told(link, m, 2)
+                            o = joined(known, at, count, o, before, after)
+                        else:
+                            before, after = told(link, m, 2)
+                            added(o, at, count, before, after)
+                        m += 1
+                if starts(number, chunks):
+                    told(link, m, 0)
+                    m += 1
+                    park_all(o, parked(scratch, piece.place, level_of(number), 1), count)
         total = o
     row = gl.arange(0, TILE_M, layout=ROWS_OF_O)
     there = item.tile * TILE_M + row < item.q_len * batch.group
@@ -1474,7 +1532,7 @@ def right_role(
             first = (batch.count - 1) // PLANNED * PLANNED - back
             ends, before = ends_before(batch, first, after, deal.whole, PLANNED, 4)
             while high > gl.maximum(deal.low, before):
-                piece = piece_of(batch, deal, first, ends, before, high, ONE)
+                piece = piece_of(batch, scratch, deal, first, ends, before, high, ONE)
                 n, m = right_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, ONE, CHAINED)
                 turn += 1
                 high = piece.low
@@ -1609,14 +1667,14 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
         gl.warp_specialize([
             (attend_role, (ring, link, items, batch, rows, scratch, CAPPED, ONE, PLANNED, CHAINED)),
             (right_role, (ring, link, items, batch, rows, scratch, ONE, PLANNED, CHAINED)),
-            (load_role, (k_desc, ring, items, rows, batch, PAGE, ONE, PLANNED, Q_ROWS, CHAINED)),
+            (load_role, (k_desc, ring, items, rows, batch, scratch, PAGE, ONE, PLANNED, Q_ROWS, CHAINED)),
         ], [4, 1], [224, 40])  # fmt: skip
     else:
         gl.warp_specialize([
             (attend_role, (ring, link, items, batch, rows, scratch, CAPPED, ONE, PLANNED, CHAINED)),
             (right_role, (ring, link, items, batch, rows, scratch, ONE, PLANNED, CHAINED)),
             (merge_role, (items, batch, rows, scratch, ONE, PLANNED)),
-            (load_role, (k_desc, ring, items, rows, batch, PAGE, ONE, PLANNED, Q_ROWS, CHAINED)),
+            (load_role, (k_desc, ring, items, rows, batch, scratch, PAGE, ONE, PLANNED, Q_ROWS, CHAINED)),
         ], [4, 4, 1], [160, 104, 40])  # fmt: skip
 
 
@@ -1628,9 +1686,11 @@ def scratch(batch, heads_kv, group, seqlen_q, seqlen_k, sms):
     heads_kv, group = _parts(batch, heads_kv, group, seqlen_k, sms)
     if _chained(
         batch, heads_kv, group, seqlen_q, seqlen_k, sms
-    ):  # what waits between chunks, and between groups of them
+    ):  # what waits between chunks, and between groups of them; chunks done apart
         levels = 1 + (_split_bound(seqlen_k, heads_kv * group) > MERGED.value)
-        return sms * TILE_M.value * (4 + 2 * levels * 512), 2 * sms
+        return sms * TILE_M.value * (
+            4 + 2 * levels * 512 + _apart(batch, heads_kv, group, seqlen_q, seqlen_k, sms) * 514
+        ), 2 * sms
     tiles = batch * heads_kv * _split_tiles(seqlen_q, group)
     # Splits, and groups of them that are merged first; two counters for each group, and three for all.
     splits = _split_bound(seqlen_k, heads_kv * group)
@@ -1660,6 +1720,14 @@ def _chained(batch, heads_kv, group, seqlen_q, seqlen_k, sms):
     rounds = -(-tiles * splits // sms)
     rows = min(TILE_M.value, seqlen_q * group)
     return splits > 1 and heads_kv <= sms and 128 * max(splits, rounds) <= (128 + 3 * rows) * rounds
+
+
+def _apart(batch, heads_kv, group, seqlen_q, seqlen_k, sms):
+    """Chunks of a program that are done apart at most: all of a run that is shorter than a tile."""
+    tiles, splits = batch * _split_tiles(seqlen_q, group), _split_bound(seqlen_k, heads_kv * group)
+    units = max(tiles * splits, batch * -(-seqlen_q * group // TILE_M.value))
+    teams = min(sms, units * heads_kv) // heads_kv
+    return min(splits - 1, units // teams + 1, FAR.value if tiles <= teams else MOST_APART.value)
 
 
 def _split_keys(heads):

@@ -95,6 +95,9 @@ def test_a_sequence_gets_the_same_bits_alone_and_with_its_heads_in_other_parts(k
         (16, 3, ("late",)),
         (16, 3, ("random", 2)),
         (128, 4, ("late",)),
+        # Runs shorter than tiles: chunks are done apart, and join later.
+        (16, 7, ("late",)),
+        (16, 7, ("random", 3)),
         pytest.param(16, 2, ("random", 1), marks=whole),
         pytest.param(128, 4, ("random", 1), marks=whole),
     ],
