@@ -111,8 +111,9 @@ Scratch = namedtuple("Scratch", "partials arrived counters split_bound slot_rows
 # as boxes of a page or a part of it, which are copied, as pieces of keys, and as halves of values.  The tail of a key that is no
 # value comes and goes with the right half.
 Ring = namedtuple("Ring", "boxes pieces halves tail_boxes tail left_full right_full left_empty right_empty")
-# Items on their way from role to role: Q, as pieces and as halves, and what a split has left.
-Items = namedtuple("Items", "q q_halves q_full q_empty left left_empty")
+# Items on their way from role to role: Q, as pieces and as halves, and what a split has left; and the maxima (0) and sums (1) of the
+# rows of a group of chunks, and those of all groups before (2, 3).
+Items = namedtuple("Items", "q q_halves q_full q_empty left left_empty stats")
 # What the left warpgroup tells the right one: for each block a factor of each row of O, and P; then factors as chunks and items end.
 Link = namedtuple("Link", "factors p told taken")
 # A split of the keys for one tile of rows; `head_kv` is a part of the query heads, which share one key head.
@@ -693,14 +694,14 @@ def goes_on(number, chunks, level):
 @gluon.jit
 def parked(scratch, place, level, SIDE: gl.constexpr):
     """Where half of O waits between chunks: behind the maxima and sums of all programs."""
-    programs = gl.num_programs(0)
+    programs = own_copy(gl.num_programs(0))
     return scratch.partials + programs * (4 * TILE_M) + ((level * (2 * programs) + place) * 2 + SIDE) * (TILE_M * HALF)
 
 
 @gluon.jit
 def kept_apart(scratch, piece, number, SIDE: gl.constexpr):
     """Where half of O of a chunk that is done apart waits: behind all that waits between chunks; at side 2 its rows' maxima and sums."""
-    programs, levels = gl.num_programs(0), gl.where(scratch.split_bound > MERGED, 2, 1)
+    programs, levels = own_copy(gl.num_programs(0)), gl.where(scratch.split_bound > MERGED, 2, 1)
     slot = piece.slot + number - piece.from_chunk
     return (
         scratch.partials
@@ -1228,7 +1229,6 @@ def attend_item(
 
     row_max = gl.full([TILE_M], LOWEST, gl.float32, layout=SCORE_ROWS)  # in base 2
     row_sum = gl.zeros([TILE_M], gl.float32, layout=SCORE_ROWS)
-    group_max, group_sum, total_max, total_sum = row_max, row_sum, row_max, row_sum
     total = gl.zeros([TILE_M, HALF], gl.float32, layout=ACCUMULATOR)
     chunks = piece.chunks
     count = item.q_len * batch.group - item.tile * TILE_M
@@ -1282,19 +1282,13 @@ def attend_item(
             else:
                 if (number == piece.from_chunk) & (number > 0):
                     take_over(scratch, batch, 0)
-                    group_max = gl.load(sums_parked(scratch, piece.place, 0) + row)
-                    group_sum = gl.load(sums_parked(scratch, piece.place, 1) + row)
-                    total_max = gl.load(sums_parked(scratch, piece.place, 2) + row)
-                    total_sum = gl.load(sums_parked(scratch, piece.place, 3) + row)
+                    for i in gl.static_range(4):
+                        items.stats.index(i).store(gl.load(sums_parked(scratch, piece.place, i) + row))
                 for level in range(2):
                     if joins(number, chunks, level):
-                        known_max, known_sum = (
-                            gl.where(level == 0, group_max, total_max),
-                            gl.where(level == 0, group_sum, total_sum),
-                        )
-                        row_max, before, after = weights(known_max, row_max)
+                        row_max, before, after = weights(items.stats.index(2 * level).load(SCORE_ROWS), row_max)
                         at = parked(scratch, piece.place, level, 0)
-                        row_sum = blend(known_sum, before, row_sum, after)
+                        row_sum = blend(items.stats.index(2 * level + 1).load(SCORE_ROWS), before, row_sum, after)
                         if goes_on(number, chunks, level):
                             known = first_parked(at, count)
                             tell(link, m, (before, after))
@@ -1305,10 +1299,8 @@ def attend_item(
                                 link, m, (before, after)
                             )  # afterwards: the right half leaves while the next scores are made
                         m += 1
-                if level_of(number) == 0:
-                    group_max, group_sum = row_max, row_sum
-                else:
-                    total_max, total_sum = row_max, row_sum
+                items.stats.index(2 * level_of(number)).store(row_max)
+                items.stats.index(2 * level_of(number) + 1).store(row_sum)
                 if starts(number, chunks):
                     park_all(o, parked(scratch, piece.place, level_of(number), 0), count)
                     tell(link, m, ())
@@ -1320,10 +1312,8 @@ def attend_item(
     state = (row_max, row_sum, (total,))
     if piece.to_chunk < chunks:
         if CHAINED:
-            gl.store(sums_parked(scratch, piece.place, 0) + row, group_max)
-            gl.store(sums_parked(scratch, piece.place, 1) + row, group_sum)
-            gl.store(sums_parked(scratch, piece.place, 2) + row, total_max)
-            gl.store(sums_parked(scratch, piece.place, 3) + row, total_sum)
+            for i in gl.static_range(4):
+                gl.store(sums_parked(scratch, piece.place, i) + row, items.stats.index(i).load(SCORE_ROWS))
             hand_over(scratch, 0)
     else:
         tell(link, m, (factor,))
@@ -1654,9 +1644,10 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
     if Q_ROWS < TILE_M:
         for i in gl.static_range(QK_PIECES):
             q.index(i).store(gl.zeros([TILE_M, COLUMNS], k_desc.dtype, layout=LOADED))
+    stats = gl.allocate_shared_memory(gl.float32, [4, TILE_M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     # A thread of the load warp arrives when its copies of Q have landed; both warpgroups when they have left what an item has.
     items = Items(
-        q, wide(q, 2), barriers(Q_SLOTS, 32), barriers(Q_SLOTS), barriers(LEFT_SLOTS, 2), barriers(LEFT_SLOTS)
+        q, wide(q, 2), barriers(Q_SLOTS, 32), barriers(Q_SLOTS), barriers(LEFT_SLOTS, 2), barriers(LEFT_SLOTS), stats
     )
     ring = allocate_ring(k_desc)
     factors = gl.allocate_shared_memory(gl.float32, [2, TILE_M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
