@@ -120,8 +120,8 @@ Link = namedtuple("Link", "factors p told taken")
 Item = namedtuple("Item", "b head_kv tile split splits q_len k_len low high begin end")
 # Where splits are taken in one after the other: a program's run of units, [low, high) of `total`; some chunks of an item, which has the
 # keys of those; and the place in memory where what it has waits between them.
-Deal = namedtuple("Deal", "team each more whole total low high")
-# Chunks of it that are done apart and join the others later, and the first slot that those wait in.
+Deal = namedtuple("Deal", "team each more whole total low high apart")
+# Whether some chunks may be done apart, which join the others when all else is done; how many of an item, and the first slot that they wait in.
 Piece = namedtuple("Piece", "item low from_chunk to_chunk chunks first blocks place apart slot")
 
 
@@ -309,7 +309,7 @@ def ends_before(batch, first, after, whole, PLANNED: gl.constexpr, WARPS: gl.con
 
 
 @gluon.jit
-def deal_of(batch, PLANNED: gl.constexpr, WARPS: gl.constexpr):
+def deal_of(batch, scratch, PLANNED: gl.constexpr, WARPS: gl.constexpr):
     """What a program does: a share of all units, in one run, the same one as the programs of the other heads of these sequences.
 
     A run may begin and end inside a tile.  It is done from its last tile to its first: the chunks at its end, which a tile begins
@@ -333,11 +333,12 @@ def deal_of(batch, PLANNED: gl.constexpr, WARPS: gl.constexpr):
     each, more = total // teams, total % teams
     low = each * team + gl.minimum(team, more)
     high = low + each + gl.where(team < more, 1, 0)
-    return Deal(team, each, more, whole, total, low, gl.where(team < teams, high, low))
+    apart = (each + 1 < most) & ((each < MOST_APART) | (batch.count * scratch.split_tiles <= teams))
+    return Deal(team, each, more, whole, total, low, gl.where(team < teams, high, low), apart)
 
 
 @gluon.jit
-def piece_of(batch, scratch, deal, first, ends, before, high, ONE: gl.constexpr):
+def piece_of(batch, deal, first, ends, before, high, ONE: gl.constexpr):
     """The piece that ends before unit `high`."""
     unit = high - 1
     b = first + gl.sum((ends <= unit).to(gl.int32), 0)
@@ -372,8 +373,7 @@ def piece_of(batch, scratch, deal, first, ends, before, high, ONE: gl.constexpr)
     )
     place = 2 * (gl.program_id(0) + (owner - deal.team) * batch.heads_kv) + 1
     place = gl.where((from_chunk > 0) | (to_chunk < chunks), place, 2 * gl.program_id(0))
-    room = (deal.each < MOST_APART) | (batch.count * scratch.split_tiles <= gl.num_programs(0) // batch.heads_kv)
-    apart = gl.where((from_chunk > 0) & (deal.each + 1 < chunks) & room, to_chunk - from_chunk, 0)
+    apart = gl.where((from_chunk > 0) & (deal.each + 1 < chunks) & deal.apart, to_chunk - from_chunk, 0)
     return Piece(
         item, low, from_chunk, to_chunk, chunks, first_key, blocks, place, apart, gl.program_id(0) * (deal.each + 1)
     )
@@ -550,20 +550,20 @@ def load_role(
     n, turn = gl.to_tensor(0), gl.to_tensor(0)
     # The pages of the next item, if there is one, are on their way while the blocks of this one are.
     if CHAINED:
-        deal = deal_of(batch, PLANNED, 1)
+        deal = deal_of(batch, scratch, PLANNED, 1)
         high, after = deal.high, deal.total
         for back in range(0, batch.count, PLANNED):
             first = (batch.count - 1) // PLANNED * PLANNED - back
             ends, before = ends_before(batch, first, after, deal.whole, PLANNED, 1)
             low = gl.maximum(deal.low, before)
             if high > low:
-                piece = piece_of(batch, scratch, deal, first, ends, before, high, ONE)
+                piece = piece_of(batch, deal, first, ends, before, high, ONE)
                 pages = first_pages(batch, piece.item, PAGE)
                 while high > low:
                     high = piece.low
                     following, ahead = piece, pages
                     if high > low:
-                        following = piece_of(batch, scratch, deal, first, ends, before, high, ONE)
+                        following = piece_of(batch, deal, first, ends, before, high, ONE)
                         ahead = first_pages(batch, following.item, PAGE)
                     n = load_item(piece.item, pages, turn, n, k_desc, ring, items, rows, batch, PAGE, ONE, Q_ROWS)
                     piece, pages = following, ahead
@@ -1195,6 +1195,64 @@ def merge(scratch, item, batch, rows, ONE: gl.constexpr):
 
 # -- softmax role
 @gluon.jit
+def with_chunks_before(piece, number, row_max, row_sum, o, m, row, count, link, items, batch, scratch):
+    """(maxima, sums, left half of O, next message) of a chunk and those before it of its group, or of all; what waits for the next one."""
+    chunks = piece.chunks
+    if (number == piece.from_chunk) & (number > 0):
+        take_over(scratch, batch, 0)
+        for i in gl.static_range(4):
+            items.stats.index(i).store(gl.load(sums_parked(scratch, piece.place, i) + row))
+    for level in range(2):
+        if joins(number, chunks, level):
+            row_max, before, after = weights(items.stats.index(2 * level).load(SCORE_ROWS), row_max)
+            row_sum = blend(items.stats.index(2 * level + 1).load(SCORE_ROWS), before, row_sum, after)
+            at = parked(scratch, piece.place, level, 0)
+            if goes_on(number, chunks, level):
+                known = first_parked(at, count)
+                tell(link, m, (before, after))
+                o = joined(known, at, count, o, before, after)
+            else:
+                added(o, at, count, before, after)
+                tell(link, m, (before, after))  # afterwards: the right half leaves while the next scores are made
+            m += 1
+    items.stats.index(2 * level_of(number)).store(row_max)
+    items.stats.index(2 * level_of(number) + 1).store(row_sum)
+    if starts(number, chunks):
+        park_all(o, parked(scratch, piece.place, level_of(number), 0), count)
+        tell(link, m, ())
+        m += 1
+    return row_max, row_sum, o, m
+
+
+@gluon.jit
+def end_item(
+    piece, row_max, row_sum, o, m, link, items, batch, rows, scratch, ONE: gl.constexpr, CHAINED: gl.constexpr
+):
+    """The next message, once the left half of an item has become results, or waits for another program."""
+    item = piece.item
+    row = gl.arange(0, TILE_M, layout=SCORE_ROWS)
+    there = item.tile * TILE_M + row < item.q_len * batch.group
+    _, head = queries_and_heads(batch, item, row, ONE)
+    factor, _ = normal(row_max, row_sum, head, there, rows)
+    state = (row_max, row_sum, (o,))
+    if piece.to_chunk < piece.chunks:
+        if CHAINED:
+            for i in gl.static_range(4):
+                gl.store(sums_parked(scratch, piece.place, i) + row, items.stats.index(i).load(SCORE_ROWS))
+            hand_over(scratch, 0)
+    else:
+        tell(link, m, (factor,))
+        m += 1
+        if CHAINED:
+            finish(state, row, there, item, batch, rows, ONE)
+        elif item.splits == 1:
+            finish(state, row, there, item, batch, rows, ONE)
+        else:
+            keep(scratch, first_slot(scratch, item, batch) + item.split, state, row, there)
+    return m
+
+
+@gluon.jit
 def attend_item(
     piece,
     turn,
@@ -1216,9 +1274,8 @@ def attend_item(
     if rows.k_scales is not None:
         scale_log2 *= gl.load(rows.k_scales + item.b * rows.stride_kb)
     row = gl.arange(0, TILE_M, layout=SCORE_ROWS)
-    there = item.tile * TILE_M + row < item.q_len * batch.group
     diagonal = item.k_len - item.q_len
-    query, head = queries_and_heads(batch, item, row, ONE)
+    query, _ = queries_and_heads(batch, item, row, ONE)
     if ONE:
         query = 0
     first_key = query + diagonal - batch.left
@@ -1234,11 +1291,8 @@ def attend_item(
     count = item.q_len * batch.group - item.tile * TILE_M
     wait(items.q_full, turn)
     fence_async_shared()  # the load warp's copies are not the copy engine's
-    for step in range(piece.from_chunk, piece.to_chunk + piece.apart):
-        later = step >= piece.to_chunk  # what was done apart joins
-        number = step - gl.where(later, piece.apart, 0)
+    for number in range(piece.from_chunk, piece.to_chunk):
         begin, end = chunk_of(batch, item, chunks, piece.first, piece.blocks, number)
-        end = gl.where(later, begin, end)
         row_max = gl.full([TILE_M], LOWEST, gl.float32, layout=SCORE_ROWS)
         row_sums = partial_sums(gl.zeros([TILE_M, TILE_N], gl.float32, layout=SCORES))
         state = (row_max, row_sums, gl.zeros([TILE_M, HALF], gl.float32, layout=ACCUMULATOR))
@@ -1269,65 +1323,45 @@ def attend_item(
         if rows.v_scales is not None:
             o = o * gl.load(rows.v_scales + item.b * rows.stride_vb)
         if CHAINED:
-            kept = kept_apart(scratch, piece, number, 2) + row
-            if later:
-                row_max, row_sum = gl.load(kept), gl.load(kept + TILE_M)
-                o = unpark_all(kept_apart(scratch, piece, number, 0), count)
-            if (piece.apart > 0) & (step < piece.to_chunk):
+            if piece.apart > 0:
+                kept = kept_apart(scratch, piece, number, 2) + row
                 gl.store(kept, row_max)
                 gl.store(kept + TILE_M, row_sum)
                 park_all(o, kept_apart(scratch, piece, number, 0), count)
                 tell(link, m, ())
                 m += 1
             else:
-                if (number == piece.from_chunk) & (number > 0):
-                    take_over(scratch, batch, 0)
-                    for i in gl.static_range(4):
-                        items.stats.index(i).store(gl.load(sums_parked(scratch, piece.place, i) + row))
-                for level in range(2):
-                    if joins(number, chunks, level):
-                        row_max, before, after = weights(items.stats.index(2 * level).load(SCORE_ROWS), row_max)
-                        at = parked(scratch, piece.place, level, 0)
-                        row_sum = blend(items.stats.index(2 * level + 1).load(SCORE_ROWS), before, row_sum, after)
-                        if goes_on(number, chunks, level):
-                            known = first_parked(at, count)
-                            tell(link, m, (before, after))
-                            o = joined(known, at, count, o, before, after)
-                        else:
-                            added(o, at, count, before, after)
-                            tell(
-                                link, m, (before, after)
-                            )  # afterwards: the right half leaves while the next scores are made
-                        m += 1
-                items.stats.index(2 * level_of(number)).store(row_max)
-                items.stats.index(2 * level_of(number) + 1).store(row_sum)
-                if starts(number, chunks):
-                    park_all(o, parked(scratch, piece.place, level_of(number), 0), count)
-                    tell(link, m, ())
-                    m += 1
+                row_max, row_sum, o, m = with_chunks_before(
+                    piece, number, row_max, row_sum, o, m, row, count, link, items, batch, scratch
+                )
         total = o
     if item.begin >= item.end:
         arrive(items.q_empty, turn)
-    factor, _ = normal(row_max, row_sum, head, there, rows)
-    state = (row_max, row_sum, (total,))
-    if piece.to_chunk < chunks:
-        if CHAINED:
-            for i in gl.static_range(4):
-                gl.store(sums_parked(scratch, piece.place, i) + row, items.stats.index(i).load(SCORE_ROWS))
-            hand_over(scratch, 0)
-    else:
-        tell(link, m, (factor,))
-        m += 1
-        if CHAINED:
-            finish(state, row, there, item, batch, rows, ONE)
-        elif item.splits == 1:
-            finish(state, row, there, item, batch, rows, ONE)
-        else:
-            keep(scratch, first_slot(scratch, item, batch) + item.split, state, row, there)
+    if piece.apart == 0:
+        m = end_item(piece, row_max, row_sum, total, m, link, items, batch, rows, scratch, ONE, CHAINED)
     if not CHAINED:
         wait_empty(items.left_empty, turn)
         meet()  # all threads have stored before one of them says so
         arrive(items.left, turn)
+    return n, m
+
+
+@gluon.jit
+def join_item(piece, turn, n, m, link, items, batch, rows, scratch, ONE: gl.constexpr):
+    """The chunks of a piece that were done apart join what another program has of their tile."""
+    row = gl.arange(0, TILE_M, layout=SCORE_ROWS)
+    row_max = gl.full([TILE_M], LOWEST, gl.float32, layout=SCORE_ROWS)
+    row_sum = gl.zeros([TILE_M], gl.float32, layout=SCORE_ROWS)
+    total = gl.zeros([TILE_M, HALF], gl.float32, layout=ACCUMULATOR)
+    count = piece.item.q_len * batch.group - piece.item.tile * TILE_M
+    for number in range(piece.from_chunk, piece.from_chunk + piece.apart):
+        kept = kept_apart(scratch, piece, number, 2) + row
+        o = unpark_all(kept_apart(scratch, piece, number, 0), count)
+        row_max, row_sum, total, m = with_chunks_before(
+            piece, number, gl.load(kept), gl.load(kept + TILE_M), o, m, row, count, link, items, batch, scratch
+        )
+    if piece.apart > 0:
+        m = end_item(piece, row_max, row_sum, total, m, link, items, batch, rows, scratch, ONE, True)
     return n, m
 
 
@@ -1347,17 +1381,29 @@ def attend_role(
     """Scores, softmax and the left half of O of every item of this program."""
     n, m, turn = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
     if CHAINED:
-        deal = deal_of(batch, PLANNED, 4)
+        deal = deal_of(batch, scratch, PLANNED, 4)
         high, after = deal.high, deal.total
         for back in range(0, batch.count, PLANNED):
             first = (batch.count - 1) // PLANNED * PLANNED - back
             ends, before = ends_before(batch, first, after, deal.whole, PLANNED, 4)
             while high > gl.maximum(deal.low, before):
-                piece = piece_of(batch, scratch, deal, first, ends, before, high, ONE)
+                piece = piece_of(batch, deal, first, ends, before, high, ONE)
                 n, m = attend_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, CAPPED, ONE, CHAINED)
                 turn += 1
                 high = piece.low
             after = before
+        if deal.apart:
+            deal = deal_of(batch, scratch, PLANNED, 4)
+            high, after = deal.high, deal.total
+            for back in range(0, batch.count, PLANNED):
+                first = (batch.count - 1) // PLANNED * PLANNED - back
+                ends, before = ends_before(batch, first, after, deal.whole, PLANNED, 4)
+                while high > gl.maximum(deal.low, before):
+                    piece = piece_of(batch, deal, first, ends, before, high, ONE)
+                    n, m = join_item(piece, turn, n, m, link, items, batch, rows, scratch, ONE)
+                    turn += 1
+                    high = piece.low
+                after = before
     else:
         done, number = 0, own_copy(gl.program_id(0))
         for first in range(0, batch.count, PLANNED):
@@ -1373,17 +1419,61 @@ def attend_role(
 
 # -- right role
 @gluon.jit
+def right_with_chunks_before(piece, number, o, m, count, link, batch, scratch):
+    """(right half of O, next message) as the left warpgroup has the left half."""
+    chunks = piece.chunks
+    if (number == piece.from_chunk) & (number > 0):
+        take_over(scratch, batch, 1)
+    for level in range(2):
+        if joins(number, chunks, level):
+            at = parked(scratch, piece.place, level, 1)
+            if goes_on(number, chunks, level):
+                known = first_parked(at, count)
+                before, after = told(link, m, 2)
+                o = joined(known, at, count, o, before, after)
+            else:
+                before, after = told(link, m, 2)
+                added(o, at, count, before, after)
+            m += 1
+    if starts(number, chunks):
+        told(link, m, 0)
+        m += 1
+        park_all(o, parked(scratch, piece.place, level_of(number), 1), count)
+    return o, m
+
+
+@gluon.jit
+def end_right(piece, o, m, link, batch, rows, scratch, ONE: gl.constexpr, CHAINED: gl.constexpr):
+    """The next message, once the right half of an item has become results, or waits for another program."""
+    item = piece.item
+    row = gl.arange(0, TILE_M, layout=ROWS_OF_O)
+    there = item.tile * TILE_M + row < item.q_len * batch.group
+    if piece.to_chunk < piece.chunks:
+        if CHAINED:
+            hand_over(scratch, 1)
+    else:
+        (factor,) = told(link, m, 1)
+        m += 1
+        if CHAINED:
+            finish_half(o * factor[:, None], row, there, item, batch, rows, ONE)
+        elif item.splits == 1:
+            finish_half(o * factor[:, None], row, there, item, batch, rows, ONE)
+        else:
+            slot = first_slot(scratch, item, batch) + item.split
+            at = scratch.partials + slot * scratch.slot_rows * (V_PIECES * COLUMNS)
+            store_rows(at, HALF_PIECES, o, row * (V_PIECES * COLUMNS), there)
+    return m
+
+
+@gluon.jit
 def right_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, ONE: gl.constexpr, CHAINED: gl.constexpr):
     """The right half of one piece's O: rescaled, multiplied and merged as the left warpgroup tells."""
     item = piece.item
     total = gl.zeros([TILE_M, HALF], gl.float32, layout=ACCUMULATOR)
     chunks = piece.chunks
     count = item.q_len * batch.group - item.tile * TILE_M
-    for step in range(piece.from_chunk, piece.to_chunk + piece.apart):
-        later = step >= piece.to_chunk
-        number = step - gl.where(later, piece.apart, 0)
+    for number in range(piece.from_chunk, piece.to_chunk):
         begin, end = chunk_of(batch, item, chunks, piece.first, piece.blocks, number)
-        end = gl.where(later, begin, end)
         o = gl.zeros([TILE_M, HALF], gl.float32, layout=ACCUMULATOR)
         for key in range(begin, end, TILE_N):
             wait(link.told, m)
@@ -1400,51 +1490,32 @@ def right_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, ONE: 
         if rows.v_scales is not None:
             o = o * gl.load(rows.v_scales + item.b * rows.stride_vb)
         if CHAINED:
-            if later:
-                o = unpark_all(kept_apart(scratch, piece, number, 1), count)
-            if (piece.apart > 0) & (step < piece.to_chunk):
+            if piece.apart > 0:
                 told(link, m, 0)
                 m += 1
                 park_all(o, kept_apart(scratch, piece, number, 1), count)
             else:
-                if (number == piece.from_chunk) & (number > 0):
-                    take_over(scratch, batch, 1)
-                for level in range(2):
-                    if joins(number, chunks, level):
-                        at = parked(scratch, piece.place, level, 1)
-                        if goes_on(number, chunks, level):
-                            known = first_parked(at, count)
-                            before, after = told(link, m, 2)
-                            o = joined(known, at, count, o, before, after)
-                        else:
-                            before, after = told(link, m, 2)
-                            added(o, at, count, before, after)
-                        m += 1
-                if starts(number, chunks):
-                    told(link, m, 0)
-                    m += 1
-                    park_all(o, parked(scratch, piece.place, level_of(number), 1), count)
+                o, m = right_with_chunks_before(piece, number, o, m, count, link, batch, scratch)
         total = o
-    row = gl.arange(0, TILE_M, layout=ROWS_OF_O)
-    there = item.tile * TILE_M + row < item.q_len * batch.group
-    if piece.to_chunk < chunks:
-        if CHAINED:
-            hand_over(scratch, 1)
-    else:
-        (factor,) = told(link, m, 1)
-        m += 1
-        if CHAINED:
-            finish_half(total * factor[:, None], row, there, item, batch, rows, ONE)
-        elif item.splits == 1:
-            finish_half(total * factor[:, None], row, there, item, batch, rows, ONE)
-        else:
-            slot = first_slot(scratch, item, batch) + item.split
-            at = scratch.partials + slot * scratch.slot_rows * (V_PIECES * COLUMNS)
-            store_rows(at, HALF_PIECES, total, row * (V_PIECES * COLUMNS), there)
+    if piece.apart == 0:
+        m = end_right(piece, total, m, link, batch, rows, scratch, ONE, CHAINED)
     if not CHAINED:
         wait_empty(items.left_empty, turn)
         meet()
         arrive(items.left, turn)
+    return n, m
+
+
+@gluon.jit
+def join_right(piece, turn, n, m, link, batch, rows, scratch, ONE: gl.constexpr):
+    """The right half of what `join_item` joins."""
+    total = gl.zeros([TILE_M, HALF], gl.float32, layout=ACCUMULATOR)
+    count = piece.item.q_len * batch.group - piece.item.tile * TILE_M
+    for number in range(piece.from_chunk, piece.from_chunk + piece.apart):
+        o = unpark_all(kept_apart(scratch, piece, number, 1), count)
+        total, m = right_with_chunks_before(piece, number, o, m, count, link, batch, scratch)
+    if piece.apart > 0:
+        m = end_right(piece, total, m, link, batch, rows, scratch, ONE, True)
     return n, m
 
 
@@ -1516,17 +1587,29 @@ def right_role(
     )
     n, m, turn = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
     if CHAINED:
-        deal = deal_of(batch, PLANNED, 4)
+        deal = deal_of(batch, scratch, PLANNED, 4)
         high, after = deal.high, deal.total
         for back in range(0, batch.count, PLANNED):
             first = (batch.count - 1) // PLANNED * PLANNED - back
             ends, before = ends_before(batch, first, after, deal.whole, PLANNED, 4)
             while high > gl.maximum(deal.low, before):
-                piece = piece_of(batch, scratch, deal, first, ends, before, high, ONE)
+                piece = piece_of(batch, deal, first, ends, before, high, ONE)
                 n, m = right_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, ONE, CHAINED)
                 turn += 1
                 high = piece.low
             after = before
+        if deal.apart:
+            deal = deal_of(batch, scratch, PLANNED, 4)
+            high, after = deal.high, deal.total
+            for back in range(0, batch.count, PLANNED):
+                first = (batch.count - 1) // PLANNED * PLANNED - back
+                ends, before = ends_before(batch, first, after, deal.whole, PLANNED, 4)
+                while high > gl.maximum(deal.low, before):
+                    piece = piece_of(batch, deal, first, ends, before, high, ONE)
+                    n, m = join_right(piece, turn, n, m, link, batch, rows, scratch, ONE)
+                    turn += 1
+                    high = piece.low
+                after = before
     else:
         done, number = 0, own_copy(gl.program_id(0))
         for first in range(0, batch.count, PLANNED):
