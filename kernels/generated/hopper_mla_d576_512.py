@@ -1728,6 +1728,9 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
         for i in gl.static_range(QK_PIECES):
             q.index(i).store(gl.zeros([TILE_M, COLUMNS], k_desc.dtype, layout=LOADED))
     stats = gl.allocate_shared_memory(gl.float32, [4, TILE_M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    if CHAINED:
+        for i in gl.static_range(4):
+            stats.index(i).store(gl.zeros([TILE_M], gl.float32, layout=SCORE_ROWS))
     # A thread of the load warp arrives when its copies of Q have landed; both warpgroups when they have left what an item has.
     items = Items(
         q, wide(q, 2), barriers(Q_SLOTS, 32), barriers(Q_SLOTS), barriers(LEFT_SLOTS, 2), barriers(LEFT_SLOTS), stats
