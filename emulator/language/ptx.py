@@ -112,6 +112,11 @@ def _above(a: Any, b: Any, *or_else: Any) -> Any:
     return out.astype(np.uint32)
 
 
+def _above_and(a: Any, b: Any, predicate: Any) -> Any:
+    """setp.gt, where a predicate holds as well."""
+    return _above(a, b) & (predicate != 0)
+
+
 @lru_cache(maxsize=64)
 def _eight_bits(name: str) -> Callable[..., Any]:
     """cvt of two float32 to e4m3 or e5m2, the second of them in the low byte (.satfinite, .rn)."""
@@ -144,6 +149,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "or.b32": lambda a, b: a | b,
     "setp.gt.f32": _above,
     "setp.gt.or.f32": _above,
+    "setp.gt.and.f32": _above_and,
     "selp.b32": lambda a, b, predicate: np.where(predicate != 0, a, b),
     "vote.sync.any.pred": _any,
 }

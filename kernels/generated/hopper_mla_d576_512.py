@@ -96,6 +96,11 @@ DECLARE = gl.constexpr(".reg .b32 within; mov.b32 $0, 0;")
 VOTE = gl.constexpr("""{ .reg .pred above; setp.gt.f32 above, $2, $4; setp.gt.or.f32 above, $3, $5, above;
 vote.sync.any.pred above, above, -1; selp.b32 within, 0, 1, above; mov.b32 $0, $2; mov.b32 $1, $3; }""")
 READ = gl.constexpr("mov.b32 $0, within;")
+# A reference moves where what it should be has grown by more than $6.  All references of a warp are known before the first of them is
+# used: one chain of maxima after the other, the compiler would leave the special function unit waiting between them.
+MOVE = gl.constexpr("""{ .reg .pred some, own; .reg .f32 low, high; sub.rn.f32 low, $2, $4; sub.rn.f32 high, $3, $5;
+setp.gt.f32 some, low, $6; setp.gt.or.f32 some, high, $6, some; vote.sync.any.pred some, some, -1; selp.b32 within, 0, 1, some;
+setp.gt.and.f32 own, low, $6, some; selp.b32 $0, $2, $4, own; setp.gt.and.f32 own, high, $6, some; selp.b32 $1, $3, $5, own; }""")
 
 # The sequences of a launch; its tensors of rows (strides in units of 8 elements); where splits leave what they have.
 Batch = namedtuple(
@@ -608,10 +613,16 @@ def partial_sums(p):
 
 
 @gluon.jit
+def some_moved():
+    """Whether a row of a warp was found not to be within its bounds."""
+    return gl.inline_asm_elementwise(READ, "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1) == 0
+
+
+@gluon.jit
 def some_below(factors):
     """Whether one of the rows of a warp has a factor below 1."""
     gl.inline_asm_elementwise(VOTE, "=r,=r,f,f,f,f", [1.0 - factors, 0.0], dtype=gl.int32, is_pure=False, pack=2)
-    return gl.inline_asm_elementwise(READ, "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1) == 0
+    return some_moved()
 
 
 @gluon.jit
@@ -898,7 +909,9 @@ def attend(
             s = gl.where((keys[None, :] >= first_key[:, None]) & (keys[None, :] <= last_key[:, None]), s, float("-inf"))
     # The reference of a row only moves when it has to by more than 2^8: O keeps its scale in most blocks.
     grown = gl.maximum(row_max, gl.max(s, 1) * factor)
-    new_max = gl.where(grown - row_max > 8.0, grown, row_max)
+    new_max = gl.inline_asm_elementwise(
+        MOVE, "=f,=f,f,f,f,f,f,f", [grown, row_max, 8.0], dtype=gl.float32, is_pure=False, pack=2
+    )
     correction = mufu_exp2(row_max - new_max)
     p = mufu_exp2(s * factor - new_max[:, None])
     sums = partial_sums(p)
@@ -907,7 +920,8 @@ def attend(
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=2)
     if key + TILE_N > item.k_len:
         clear_rows(ring.pieces, n, item.k_len - key, 0)
-    o = rescaled(o, gl.convert_layout(correction, ROWS_OF_O))
+    if some_moved():
+        o = o * gl.convert_layout(correction, ROWS_OF_O)[:, None]
     o = warpgroup_mma(gl.convert_layout(p, operand), ring.halves.index(n % SLOTS * 2), o, is_async=True)
     wait_empty(link.taken, m)
     link.factors.index(0).store(correction)
