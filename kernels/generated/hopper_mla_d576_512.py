@@ -338,7 +338,7 @@ def deal_of(batch, scratch, PLANNED: gl.constexpr, WARPS: gl.constexpr):
     each, more = total // teams, total % teams
     low = each * team + gl.minimum(team, more)
     high = low + each + gl.where(team < more, 1, 0)
-    apart = (each + 1 < most) & ((each < MOST_APART) | (batch.count * scratch.split_tiles <= teams))
+    apart = (whole == 0) & (each + 1 < most) & ((each < MOST_APART) | (batch.count * scratch.split_tiles <= teams))
     return Deal(team, each, more, whole, total, low, gl.where(team < teams, high, low), apart)
 
 
