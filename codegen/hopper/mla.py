@@ -32,7 +32,9 @@ class HopperMlaKernel(HopperServingKernel):
     part: ClassVar[int] = PART
     most_apart: ClassVar[int] = MOST_APART
     beside: ClassVar[bool] = False
-    last_constants: ClassVar[tuple[str, ...]] = ("Q_ROWS", "CHAINED")
+    last_constants: ClassVar[tuple[str, ...]] = ("Q_ROWS", "CHAINED", "BOXED")
+    #: The copy engine brings Q as well; V is K.
+    second_boxes: ClassVar[str] = "q_desc"
     own_options: ClassVar[str] = "CHAINED"
 
     @property

@@ -87,6 +87,8 @@ class HopperServingKernel:
     programs: ClassVar[int] = 1
     waves: ClassVar[int] = 1
     latent: ClassVar[bool] = False
+    #: What the second tensor map is of.
+    second_boxes: ClassVar[str] = "v_desc"
     narrow: ClassVar[bool] = False
     #: The type of Q in shared memory.
     q_dtype: ClassVar[str] = "k_desc.dtype"
@@ -176,7 +178,8 @@ class HopperServingKernel:
     @property
     def signature(self) -> str:
         """The head of the kernel."""
-        names = [*POINTERS, *self.numbers, *FACTORS]
+        pointers = (self.second_boxes if name == "v_desc" else name for name in POINTERS)
+        names = [*pointers, *self.numbers, *FACTORS]
         names += [f"{name}: gl.constexpr" for name in (*_CONSTANTS, *self.last_constants, *["BESIDE"] * self.beside)]
         return in_lines(", ".join(names), "def attention(", "):")
 

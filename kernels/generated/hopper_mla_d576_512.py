@@ -116,9 +116,9 @@ Scratch = namedtuple("Scratch", "partials arrived counters split_bound slot_rows
 # as boxes of a page or a part of it, which are copied, as pieces of keys, and as halves of values.  The tail of a key that is no
 # value comes and goes with the right half.
 Ring = namedtuple("Ring", "boxes pieces halves tail_boxes tail left_full right_full left_empty right_empty")
-# Items on their way from role to role: Q, as pieces and as halves, and what a split has left; and the maxima (0) and sums (1) of the
+# Items on their way from role to role: Q, as pieces, as halves and as boxes of rows, and what a split has left; and the maxima (0) and sums (1) of the
 # rows of a group of chunks, and those of all groups before (2, 3).
-Items = namedtuple("Items", "q q_halves q_full q_empty left left_empty stats")
+Items = namedtuple("Items", "q q_halves q_boxes q_full q_empty left left_empty stats")
 # What the left warpgroup tells the right one: for each block a factor of each row of O, and P; then factors as chunks and items end.
 Link = namedtuple("Link", "factors p told taken")
 # A split of the keys for one tile of rows; `head_kv` is a part of the query heads, which share one key head.
@@ -422,6 +422,20 @@ def load_q(items, turn, item, rows, batch, ONE: gl.constexpr, Q_ROWS: gl.constex
 
 
 @gluon.jit
+def load_q_boxes(items, turn, item, batch, q_desc, Q_ROWS: gl.constexpr):
+    """The same by the copy engine, of one query a sequence: the heads of an item, and what lies behind them."""
+    first, token = item.b, gl.to_tensor(0)
+    if batch.cu_q is not None:
+        first, token = token, gl.load(batch.cu_q + item.b)
+    wait_empty(items.q_empty, turn)
+    full = items.q_full.index(turn % Q_SLOTS)
+    mbarrier.expect(full, QK_PIECES * Q_ROWS * COLUMNS * 2)
+    for piece in gl.static_range(QK_PIECES):
+        box = items.q_boxes.index((turn % Q_SLOTS * QK_PIECES + piece) * (TILE_M // Q_ROWS))
+        copy_tile(q_desc, [first, item.head_kv * batch.group, token, piece * COLUMNS], full, box)
+
+
+@gluon.jit
 def first_pages(batch, item, PAGE: gl.constexpr):
     """Pages of an item's first block; of a cache without pages (its row, the first token of the sequence in it)."""
     if PAGE > 0:
@@ -464,7 +478,20 @@ def load_block(ring, n, k_desc, pages, token):
 
 @gluon.jit
 def load_item(
-    item, pages, turn, n, k_desc, ring, items, rows, batch, PAGE: gl.constexpr, ONE: gl.constexpr, Q_ROWS: gl.constexpr
+    item,
+    pages,
+    turn,
+    n,
+    k_desc,
+    q_desc,
+    ring,
+    items,
+    rows,
+    batch,
+    PAGE: gl.constexpr,
+    ONE: gl.constexpr,
+    Q_ROWS: gl.constexpr,
+    BOXED: gl.constexpr,
 ):
     """Copies Q and the key blocks of an item, whose first pages are known: the first block before Q, whose slot is free later."""
     table = batch.table
@@ -480,16 +507,23 @@ def load_item(
             page, start = pages
             load_block(ring, n, k_desc, (page,), start + key)
         if key == item.begin:
-            load_q(items, turn, item, rows, batch, ONE, Q_ROWS)
+            if BOXED:
+                load_q_boxes(items, turn, item, batch, q_desc, Q_ROWS)
+            else:
+                load_q(items, turn, item, rows, batch, ONE, Q_ROWS)
         n += 1
     if item.begin >= item.end:
-        load_q(items, turn, item, rows, batch, ONE, Q_ROWS)
+        if BOXED:
+            load_q_boxes(items, turn, item, batch, q_desc, Q_ROWS)
+        else:
+            load_q(items, turn, item, rows, batch, ONE, Q_ROWS)
     return n
 
 
 @gluon.jit
 def load_role(
     k_desc,
+    q_desc,
     ring,
     items,
     rows,
@@ -500,6 +534,7 @@ def load_role(
     PLANNED: gl.constexpr,
     Q_ROWS: gl.constexpr,
     CHAINED: gl.constexpr,
+    BOXED: gl.constexpr,
 ):
     """Copies Q and K of every item of this program into shared memory."""
     batch = Batch(
@@ -570,7 +605,9 @@ def load_role(
                     if high > low:
                         following = piece_of(batch, deal, first, ends, before, high, ONE)
                         ahead = first_pages(batch, following.item, PAGE)
-                    n = load_item(piece.item, pages, turn, n, k_desc, ring, items, rows, batch, PAGE, ONE, Q_ROWS)
+                    n = load_item(
+                        piece.item, pages, turn, n, k_desc, q_desc, ring, items, rows, batch, PAGE, ONE, Q_ROWS, BOXED
+                    )
                     piece, pages = following, ahead
                     turn += 1
             after = before
@@ -588,7 +625,9 @@ def load_role(
                     if number < total:
                         following = item_of(batch, first, ends, done, number, ONE)
                         ahead = first_pages(batch, following, PAGE)
-                    n = load_item(item, pages, turn, n, k_desc, ring, items, rows, batch, PAGE, ONE, Q_ROWS)
+                    n = load_item(
+                        item, pages, turn, n, k_desc, q_desc, ring, items, rows, batch, PAGE, ONE, Q_ROWS, BOXED
+                    )
                     item, pages = following, ahead
                     turn += 1
             done = total
@@ -1645,6 +1684,13 @@ def wide(pieces, COUNT: gl.constexpr):
 
 
 @gluon.jit
+def in_boxes(pieces, desc, ROWS: gl.constexpr):
+    """Pieces of Q as boxes of some rows."""
+    reinterpret: gl.constexpr = pieces.reinterpret if REINTERPRET_IS_PUBLIC else pieces._reinterpret
+    return reinterpret(pieces.dtype, [Q_SLOTS * QK_PIECES * (TILE_M // ROWS), 1, ROWS, 1, COLUMNS], desc.layout)
+
+
+@gluon.jit
 def allocate_ring(desc):
     """The ring of latent keys, V's columns of all slots before the tails."""
     pieces, boxes = allocate_blocks(desc, V_PIECES)
@@ -1686,12 +1732,12 @@ def allocate_ring(desc):
         "split_tiles",
     ]
 )
-def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table, slots, k_scales, v_scales, partials,
+def attention(q_ptr, k_desc, q_desc, out, lse, sinks, cu_q, cu_k, used_k, table, slots, k_scales, v_scales, partials,
               arrived, stride_qb, stride_qs, stride_qh, stride_ob, stride_os, stride_oh, stride_lb, stride_ls,
               stride_lh, stride_table, stride_kb, stride_kg, stride_vb, stride_vg, count, heads_kv, group, seqlen_q,
               seqlen_k, split_bits, split_log2, left, right, rows_min, rows_max, split_bound, slot_rows, split_tiles,
               scale_log2, cap_log2, PAGE: gl.constexpr, CAPPED: gl.constexpr, ONE: gl.constexpr, PLANNED: gl.constexpr,
-              Q_ROWS: gl.constexpr, CHAINED: gl.constexpr):  # fmt: skip
+              Q_ROWS: gl.constexpr, CHAINED: gl.constexpr, BOXED: gl.constexpr):  # fmt: skip
     """Allocate, set up the barriers, and start the roles; every program takes each num_programs-th item of the batch, or a run of chunks."""
     batch = Batch(
         cu_q,
@@ -1745,9 +1791,17 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
     if CHAINED:
         for i in gl.static_range(4):
             stats.index(i).store(gl.zeros([TILE_M], gl.float32, layout=SCORE_ROWS))
-    # A thread of the load warp arrives when its copies of Q have landed; both warpgroups when they have left what an item has.
+    # A thread of the load warp arrives when its copies of Q have landed, or one for the copy engine; both warpgroups when they have left
+    # what an item has.
     items = Items(
-        q, wide(q, 2), barriers(Q_SLOTS, 32), barriers(Q_SLOTS), barriers(LEFT_SLOTS, 2), barriers(LEFT_SLOTS), stats
+        q,
+        wide(q, 2),
+        in_boxes(q, q_desc, Q_ROWS) if BOXED else q,
+        barriers(Q_SLOTS, 1 if BOXED else 32),
+        barriers(Q_SLOTS),
+        barriers(LEFT_SLOTS, 2),
+        barriers(LEFT_SLOTS),
+        stats,
     )
     ring = allocate_ring(k_desc)
     factors = gl.allocate_shared_memory(gl.float32, [2, TILE_M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -1758,14 +1812,14 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
         gl.warp_specialize([
             (attend_role, (ring, link, items, batch, rows, scratch, CAPPED, ONE, PLANNED, CHAINED)),
             (right_role, (ring, link, items, batch, rows, scratch, ONE, PLANNED, CHAINED)),
-            (load_role, (k_desc, ring, items, rows, batch, scratch, PAGE, ONE, PLANNED, Q_ROWS, CHAINED)),
+            (load_role, (k_desc, q_desc, ring, items, rows, batch, scratch, PAGE, ONE, PLANNED, Q_ROWS, CHAINED, BOXED)),
         ], [4, 1], [224, 40])  # fmt: skip
     else:
         gl.warp_specialize([
             (attend_role, (ring, link, items, batch, rows, scratch, CAPPED, ONE, PLANNED, CHAINED)),
             (right_role, (ring, link, items, batch, rows, scratch, ONE, PLANNED, CHAINED)),
             (merge_role, (items, batch, rows, scratch, ONE, PLANNED)),
-            (load_role, (k_desc, ring, items, rows, batch, scratch, PAGE, ONE, PLANNED, Q_ROWS, CHAINED)),
+            (load_role, (k_desc, q_desc, ring, items, rows, batch, scratch, PAGE, ONE, PLANNED, Q_ROWS, CHAINED, BOXED)),
         ], [4, 4, 1], [160, 104, 40])  # fmt: skip
 
 
@@ -1880,26 +1934,24 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
         raise ValueError(reason)
     box = [1, 1, min(page, TILE_N.value) if page else TILE_N.value, COLUMNS.value]
     layout = gl.NVMMASharedLayout.get_default_for(box, KINDS[str(q.dtype)])
-    k_boxes, v_boxes = (_descriptor(x, box, layout) for x in (k, v))
+    k_boxes = q_boxes = _descriptor(k, box, layout)
+    one, q_rows = seqlen_q == 1 and group <= tile_m, FEW_ROWS if seqlen_q * group <= FEW_ROWS else tile_m
+    boxed = one and all(n > 0 for n, extent in zip(q.stride(), q.shape) if extent > 1)
+    if boxed:
+        q_box = [1, q_rows, 1, COLUMNS.value]
+        q_boxes = _descriptor(q, q_box, gl.NVMMASharedLayout.get_default_for(q_box, KINDS[str(q.dtype)]))
     lse_strides = (
         (0, 0, 0) if lse is None else (0, 1, lse.stride(0)) if cu_q is not None else (lse.stride(0), 1, lse.stride(1))
     )
     arguments = (
-        q, k_boxes, v_boxes, out, lse, sinks, cu_q, cu_k, used_k, table, slots, k_scales, v_scales, *work,
+        q, k_boxes, q_boxes, out, lse, sinks, cu_q, cu_k, used_k, table, slots, k_scales, v_scales, *work,
         *(n // 8 for n in (*q_strides, *out_strides)),
         *lse_strides, 0 if table is None else table.stride(0), 
         *(n for x in (k_scales, v_scales) for n in ((0, 0) if x is None else x.stride())), batch, heads_kv, group, seqlen_q, min(seqlen_k, FAR.value), 0 if _chained(batch, heads_kv, group, seqlen_q, seqlen_k, sms) else MOST_SPLITS.value.bit_length() - 1, _split_keys(heads_kv * group).bit_length() - 1, left, right,
         max(rows[0], 1), min(rows[1], FAR.value), splits, min(tile_m, seqlen_q * group), _split_tiles(seqlen_q, group),
     )  # fmt: skip
     planned = FEW_PLANNED if batch <= FEW_PLANNED else MANY_PLANNED
-    flags = (
-        page,
-        capped,
-        seqlen_q == 1 and group <= tile_m,
-        planned,
-        FEW_ROWS if seqlen_q * group <= FEW_ROWS else tile_m,
-        _chained(batch, heads_kv, group, seqlen_q, seqlen_k, sms),
-    )
+    flags = page, capped, one, planned, q_rows, _chained(batch, heads_kv, group, seqlen_q, seqlen_k, sms), boxed
     return (max(1, min(items, PROGRAMS * sms)), 1, 1), arguments, flags
 
 
