@@ -12,7 +12,7 @@ from typing import ClassVar
 from tilecast.codegen.hopper.serving import HopperServingKernel
 from tilecast.codegen.masks import SEEN_OF_SEQUENCE
 from tilecast.model.kernel.header import dims_text
-from tilecast.model.kernel.variants.hopper.mla import KEYS, HopperMlaVariant
+from tilecast.model.kernel.variants.hopper.mla import KEYS, MOST_APART, MOST_LEFT, HopperMlaVariant
 from tilecast.model.kernel.variants.hopper.serving import ROWS
 from tilecast.model.kernel.workload import Workload
 
@@ -20,8 +20,6 @@ TEMPLATE = "hopper_mla.py.j2"
 TARGETS = ("sm_90a",)
 #: Columns of O that are blended at a time.
 PART = 64
-#: Chunks of a program that are done apart where tiles are more than programs: what they leave takes room in every launch.
-MOST_APART = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +29,7 @@ class HopperMlaKernel(HopperServingKernel):
     latent: ClassVar[bool] = True
     part: ClassVar[int] = PART
     most_apart: ClassVar[int] = MOST_APART
+    most_left: ClassVar[int] = MOST_LEFT
     beside: ClassVar[bool] = False
     last_constants: ClassVar[tuple[str, ...]] = ("Q_ROWS", "CHAINED", "BOXED")
     #: The copy engine brings Q as well; V is K.

@@ -55,6 +55,7 @@ MOST_APART = gl.constexpr(8)  # chunks of a program that are done apart, where t
 LOOKS = gl.constexpr(
     24
 )  # how often a program that could help to merge looks whether all splits are done: about a microsecond each
+MOST_LEFT = 25600  # rows that splits of a launch leave in L2
 FEW_PLANNED, MANY_PLANNED = 32, 32  # sequences that a program looks at together to find its work
 FEW_ROWS = 16  # rows of Q that are loaded where no sequence has more
 FAR = gl.constexpr(1 << 29)  # more keys than a sequence has, more pages than a pool
@@ -331,9 +332,8 @@ def deal_of(batch, scratch, PLANNED: gl.constexpr, WARPS: gl.constexpr):
         units += gl.sum(of_each * chunks, 0)
         most = gl.maximum(most, gl.max(gl.where(of_each > 0, chunks, 0), 0))
     teams, team = gl.num_programs(0) // batch.heads_kv, gl.program_id(0) // batch.heads_kv
-    whole = (tiles <= teams) & (
-        (units + teams - 1) // teams + 1 >= most
-    )  # a shared tile takes about a chunk's time more
+    # A shared tile takes about a chunk's time more, and an eighth of one for each chunk that is handed over or joins.
+    whole = (tiles <= teams) & ((units + teams - 1) // teams + 1 + most // 8 >= most)
     total = gl.where(whole, tiles, units)
     each, more = total // teams, total % teams
     low = each * team + gl.minimum(team, more)
@@ -1860,11 +1860,12 @@ def _parts(batch, heads_kv, group, seqlen_k, sms):
 
 def _chained(batch, heads_kv, group, seqlen_q, seqlen_k, sms):
     """Whether programs take in the splits of a tile one after the other, in runs: where dealing splits out, each of which leaves what it
-    has and is merged, takes longer."""
+    has and is merged, takes longer, or leaves more than L2 holds."""
     tiles, splits = batch * heads_kv * _split_tiles(seqlen_q, group), _split_bound(seqlen_k, heads_kv * group)
     rounds = -(-tiles * splits // sms)
     rows = min(TILE_M.value, seqlen_q * group)
-    return splits > 1 and heads_kv <= sms and 128 * max(splits, rounds) <= (128 + 3 * rows) * rounds
+    few = 128 * max(splits, rounds) > (128 + 3 * rows) * rounds and tiles * splits * rows <= MOST_LEFT
+    return splits > 1 and heads_kv <= sms and not few
 
 
 def _apart(batch, heads_kv, group, seqlen_q, seqlen_k, sms):

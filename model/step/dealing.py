@@ -257,7 +257,7 @@ def _mla(v: HopperMlaVariant, heads: Workload) -> Dealing:
 
 def _mla_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
     """Query heads in parts that fit a tile, smaller ones where SMs would be idle; splits one after the other, in runs, where dealing
-    them out takes longer: each leaves what it has of its rows, and is merged."""
+    them out takes longer, for each leaves what it has of its rows and is merged, or leaves more than L2 holds."""
     work = batch.workload()
     queries, group = work.seqlen_q, work.group_size
     splits = 1
@@ -270,12 +270,26 @@ def _mla_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
     split_tiles = -(-min(queries, hopper_mla.SPLIT_QUERIES) * (group // parts) // dealt.tile_m)
     tiles = len(batch.lengths) * work.heads_kv * parts * split_tiles
     rounds, rows, heads = -(-tiles * splits // sms), min(dealt.tile_m, queries * group // parts), work.heads_kv * parts
-    chained = splits > 1 and heads <= sms and 128 * max(splits, rounds) <= (128 + 3 * rows) * rounds
-    teams = min(sms, tiles * splits) // heads
-    return replace(
-        dealt, head_parts=parts, split_rows=hopper_mla.SPLIT_QUERIES * (group // parts), chained=chained,
-        teams=teams if chained and sum(-(-q * group // parts // dealt.tile_m) for q, _ in batch.lengths) > teams else 0,
+    few = 128 * max(splits, rounds) > (128 + 3 * rows) * rounds and tiles * splits * rows <= hopper_mla.MOST_LEFT
+    chained = splits > 1 and heads <= sms and not few
+    found = replace(
+        dealt, head_parts=parts, split_rows=hopper_mla.SPLIT_QUERIES * (group // parts), chained=chained
     )  # fmt: skip
+    return replace(found, teams=_teams(found, batch, min(sms, tiles * splits) // heads)) if chained else found
+
+
+def _teams(dealt: Dealing, batch: Batch, teams: int) -> int:
+    """``teams`` that share all splits in runs; 0 where each had better take whole tiles: a shared one takes about a split's time more, and an
+    eighth of one for each of its splits, which are handed over or join later."""
+    heads, group = batch.heads, batch.heads.group_size // dealt.head_parts
+    left = limits(heads)[0]
+    shapes = [
+        (-(-q * group // dealt.tile_m), dealt.splits_of(q * group, keys_seen(q, k, left, dealt.tile_n)[1])[0])
+        for q, k in batch.lengths
+    ]
+    tiles, splits = sum(count for count, _ in shapes), max(splits for _, splits in shapes)
+    rounds = -(-sum(count * splits for count, splits in shapes) // teams)
+    return 0 if tiles <= teams and rounds + 1 + splits // 8 >= splits else teams
 
 
 def _prefill(v: HopperPrefillVariant, heads: Workload) -> Dealing:

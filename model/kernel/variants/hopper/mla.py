@@ -22,6 +22,10 @@ NAMES = ("mla-hopper", "hopper_mla")
 KEYS = 64
 #: Queries up to which a sequence is split, and fewest query heads of a part of those that share a key.
 SPLIT_QUERIES, FEWEST_HEADS = 4, 8
+#: Chunks of a program that are done apart where tiles are more than programs: what they leave takes room in every launch.
+MOST_APART = 8
+#: Rows of O that splits of a launch leave in L2: more, of 2 kB each, than the 50 MB of an H100 or H200 hold go to memory.
+MOST_LEFT = 25600
 #: Bytes that barriers, factors of rows and the compiler's own exchanges add.
 _MARGIN = 2560
 #: Values of V's columns: two halves, each a power of two of pieces.
