@@ -46,7 +46,10 @@ PROBLEMS = [
     *[(SMALL, latent(STEP, layout=layout)) for layout in ("packed", "cache")],
     *[(SMALL, latent(MANY[:2], window=window)) for window in ((100, 0), (13, 7))],
     # One query a sequence: the copy engine brings Q, the heads of a part and others behind them, packed or not.
-    *[(SMALL, latent(((1, 5), (1, 70), (1, 0), (1, 130)), heads=heads, packed_q=packed)) for heads, packed in ((128, False), (24, True))],
+    *[
+        (SMALL, latent(((1, 5), (1, 70), (1, 0), (1, 130)), heads=heads, packed_q=packed))
+        for heads, packed in ((128, False), (24, True))
+    ],
     # More queries than are split, tiles that begin inside a token's heads, and more rows than a tile of few has.
     (SMALL, latent(((70, 90), (5, 200), (1, 150)), heads=24)),
     (replace(SMALL, kv_stages=3), latent(MANY[1:])),
