@@ -21,7 +21,7 @@ from sweep_decode import EVICT_BYTES, graph_of, host_us, measured_on, nvidia_smi
 #: (batch, heads, keys)
 POINTS = ((1, 128, 65536), (1, 16, 65536), (1, 128, 16384), (1, 128, 8192), (1, 16, 8192), (16, 128, 4096), (64, 128, 4096),
           (128, 16, 8192), (128, 64, 4096), (128, 128, 8192),
-          (40, 128, 8192), (70, 128, 8192), (140, 128, 8192), (200, 128, 6016), (150, 16, 8192))  # fmt: skip
+          (20, 128, 8192), (30, 128, 8192), (40, 128, 8192), (20, 128, 32768), (70, 128, 8192), (140, 128, 8192), (200, 128, 6016), (150, 16, 8192))  # fmt: skip
 WIDTH, VALUES, PAGE = 576, 512, 64
 FIELDS = ("gpu", "date", "driver", "torch", "triton", "batch", "heads", "keys", "us", "low_us", "high_us", "tflops", "tbs", "host_us",
           "flashmla_us", "flashmla_low_us", "flashmla_high_us", "speedup", "largest_difference", "sm_clock_mhz")  # fmt: skip
