@@ -99,8 +99,12 @@ def test_products_outside_of_the_loop_count_as_iterations() -> None:
 
 def recorded(slots: int, adders: int, *more: str) -> KernelRoles:
     """A recorded loop of a backward pass, head_dim 64 without a mask."""
-    knobs = f"family=fa3_bwd,tile_m=128,dq_slots={slots},heads_abreast=1,dk_first=false,adders={adders},{','.join(more)}"
-    return load_roles((MEASURED / "h200_backward_loops.txt").read_text(encoding="utf-8"))[f"64/64 none gradients {knobs}"]
+    knobs = (
+        f"family=fa3_bwd,tile_m=128,dq_slots={slots},heads_abreast=1,dk_first=false,adders={adders},{','.join(more)}"
+    )
+    return load_roles((MEASURED / "h200_backward_loops.txt").read_text(encoding="utf-8"))[
+        f"64/64 none gradients {knobs}"
+    ]
 
 
 def test_ends_of_a_tile_do_not_go_by_the_iterations_that_they_are_told_from(monkeypatch: pytest.MonkeyPatch) -> None:
