@@ -48,6 +48,8 @@ class Counts:
     merged_parts: int = 0
     #: Whether blocks come by the copy engine, by maps of the tensors.
     copied: bool = True
+    #: Behind the first block's copies, until Q of up to 16 rows is asked for, and of more; not counted where Q is short.
+    queries: tuple[int, int] = (0, 0)
 
 
 #: Of the portable kernel; 75 accesses of four warps to shared memory a step of its merge, with bank conflicts of about four ways.
@@ -63,7 +65,7 @@ COPY_ENGINE_E4M3 = Counts(264, 1, 286, 419, 12, 0, 0, 264, 6, 0, 0, (4, 4), 16, 
 COPY_ENGINE_RUNS = Counts(150, 1, 163, 320, 5, 0, 0, 560, 2, 0, 0, (8, 8), 16)
 COPY_ENGINE_SHARES = Counts(600, 4, 264, 320, 5, 0, 0, 560, 2, 0, 0, (8, 8), 16, 344)
 #: Of the latent kernel (`hopper_mla_d576_512.py`): a turn of its merge has 8 splits of 4 rows, and half of the columns.
-LATENT = Counts(198, 1, 186, 706, 6, 140, 3, 661, 0, 0, 0, (4, 4), 8, 224, merged_parts=2)
+LATENT = Counts(198, 1, 186, 706, 6, 140, 3, 661, 0, 0, 0, (4, 4), 8, 224, merged_parts=2, queries=(68, 627))
 #: Of the kernel that prefills, where keys are parted: what it does with a part, a block's end included (`hopper_prefill_d128.py`).
 PARTED = Counts(269, 1, 299, 250, 4, 0, 0, 264, 2, 0, 0, (64, 64), 1, 320, whole_tiles=True)
 _PARTIAL_BYTES = 4
@@ -120,6 +122,11 @@ class Around:
     def maps(self) -> float:
         """Until the first program's copy engine knows the tensors: their maps are in no cache."""
         return self.machine["tma.latency_hbm_cycles"] if self.counts.copied else 0.0
+
+    def queries(self, rows: int) -> float:
+        """From a program's first copy until Q of its first item is there: one warp copies it, behind the first block."""
+        count = self.counts.queries[rows > _WARP_ROWS]
+        return self.instructions(count, 0, True) + self.machine["hbm.latency_cycles"] if count else 0.0
 
     def next_item(self, page: int, fill: float) -> float:
         """Until an item that follows another one has its first block, ``fill`` cycles after its first copy is issued."""

@@ -195,6 +195,8 @@ class _Pace:
     periods: tuple[float, ...]
     #: From a program's first copy, from the memory, to its first block's end beyond a period.
     fill: float
+    #: From that copy until the first block is there.
+    landed: float
     #: Of a block beyond a period where none is before it.
     alone: float
     #: Bytes of the blocks that are on their way at once.
@@ -215,7 +217,7 @@ def _pace(heads: Workload, variant: StepVariant, machine: Machine, page: int) ->
     )
     longer = max(0.0, machine["tma.latency_hbm_cycles" if dealt.counts.copied else "hbm.latency_cycles"] - landed)
     return _Pace(
-        tuple(trace.ii_cycles for trace in traces), max(0.0, first.iteration_end[0] - first.ii_cycles) + longer,
+        tuple(trace.ii_cycles for trace in traces), max(0.0, first.iteration_end[0] - first.ii_cycles) + longer, begun + longer,
         max(0.0, first.iteration_end[0] - begun - first.ii_cycles), float(ring),
     )  # fmt: skip
 
@@ -246,7 +248,7 @@ def _costs(
         sms=sms,
         per_sm=dealt.programs,
         programs=programs,
-        first_start=start + around.plan(True) + around.maps() + cold,
+        first_start=start + around.plan(True) + around.maps() + cold + max(0.0, around.queries(rows) - pace.landed),
         later_start=turnaround + around.plan(False) + warm,
         next_item=around.next_item(batch.page, pace.fill),
         finish=around.finish(),

@@ -369,8 +369,10 @@ def test_a_first_block_comes_from_memory_by_maps_that_no_cache_holds() -> None:
     latents, bytes_each = mla("1x1024"), replace(dense("1x16"), cache="e4m3")
     assert cycles(latents, tma__latency_hbm_cycles=100.0) - cycles(latents) == pytest.approx(200.0)
     assert cycles(bytes_each, tma__latency_hbm_cycles=100.0) - cycles(bytes_each) == pytest.approx(200.0)
-    # Lengths of the sequences, and numbers of pages.
+    # Lengths of the sequences, and numbers of pages; Q of 16 rows is there before the first block, of 64 after it.
     assert cycles(latents, hbm__latency_cycles=100.0) - cycles(latents) == pytest.approx(200.0)
+    many = mla("64x1024")
+    assert cycles(many, hbm__latency_cycles=100.0) - cycles(many) == pytest.approx(300.0)
 
 
 def test_products_slow_the_clock_in_a_small_part_of_the_time() -> None:
