@@ -87,6 +87,8 @@ class Around:
     most_splits: int = 128
     #: The SMs' clock, beside which L2 keeps its own.
     mhz: float = 0.0
+    #: Whether no program has two items: what comes behind its loop runs for the first time, too.
+    once: bool = False
 
     @property
     def merged_rows(self) -> int:
@@ -136,7 +138,10 @@ class Around:
 
     def finish(self) -> float:
         """After the last block of an item that is whole."""
-        return self.instructions(self.counts.finish, self.counts.finish_barriers) + self.machine["l2.latency_cycles"]
+        return (
+            self.instructions(self.counts.finish, self.counts.finish_barriers, self.once)
+            + self.machine["l2.latency_cycles"]
+        )
 
     def hand_over(self, head_dim_v: int, rows: int) -> float:
         """After the last block of a split of so many rows: stored, seen by all, counted in."""
@@ -144,7 +149,7 @@ class Around:
         if self.counts.merged_parts:
             stored = self.left(head_dim_v, rows)
         return (
-            self.instructions(self.counts.finish, self.counts.finish_barriers)
+            self.instructions(self.counts.finish, self.counts.finish_barriers, self.once)
             + 2.0 * self.machine["l2.latency_cycles"]
             + stored
         )
@@ -179,6 +184,13 @@ class Around:
         # What is left is on its way while the next part's first blocks are multiplied.
         return self.whole_tile(head_dim_v) + merged + m["l2.latency_cycles"]
 
+    def join_ends(self, head_dim_v: int, rows: int, keys: float) -> float:
+        """What joins of a tile take beyond one for each but its first part: the first is left and the last comes with nothing the other way."""
+        whole = -(-rows // _WARP_ROWS) * _WARP_ROWS
+        return (
+            min(self.back(head_dim_v, whole, keys), self.left(head_dim_v, whole)) if self.counts.merged_parts else 0.0
+        )
+
     def merge(self, splits: int, rows: int, workload: Workload, there: int) -> float:
         """Merging a tile's splits in their order, some rows and some splits at a time, with ``there`` programs on the SM."""
         m, c = self.machine, self.counts
@@ -187,14 +199,18 @@ class Around:
         step = self.instructions(c.merge_step, c.merge_step_barriers) + m["l2.latency_cycles"]
         step += c.merge_step_shuffles * m["shuffle.latency_cycles"] + c.merge_step_smem * there
         turn = self.instructions(c.merge_rows, c.merge_rows_barriers)
+        first = self.instructions(c.merge_rows + c.merge_step, 0, self.once) - self.instructions(
+            c.merge_rows + c.merge_step, 0
+        )
         pieces, at_once = -(-rows // self.merged_rows), self.merged_splits(workload.head_dim_v)
         groups = -(-splits // at_once)
         if not c.merged:
-            return m["l2.latency_cycles"] + pieces * (turn + groups * step)
+            return m["l2.latency_cycles"] + first + pieces * (turn + groups * step)
         # Splits of a group are merged by their programs, groups side by side, and the groups then by those of all.
-        cycles = 0.0
-        for members, programs in ((splits, splits),) if groups == 1 else ((at_once, at_once), (groups, splits)):
-            turns, counted = float(pieces), float(cycles > 0.0)
+        cycles = first
+        levels = ((splits, splits),) if groups == 1 else ((at_once, at_once), (groups, splits))
+        for level, (members, programs) in enumerate(levels):
+            turns, counted = float(pieces), float(level)
             if c.merged_parts:
                 taken = -(-pieces * c.merged_parts // min(pieces * c.merged_parts, programs))
                 turns, counted = taken / c.merged_parts, taken + 2.0

@@ -114,13 +114,12 @@ def _launch(
     trace = steady_state(pipeline)
     hbm, l2 = _bytes(batch, items)
     activity = _activity(heads, dealt, pipeline, items, hbm, l2)
-    back = dirty * min(hbm, room)
     bound = _bound(batch, dealt)
     programs = max(1, min(bound, dealt.programs * sms * dealt.waves))
     top = machine["chip.clock_max_mhz"]
 
     def costs_at(mhz: float) -> Costs:
-        return _costs(batch, heads, machine, variant, dealt, items, programs, hbm + back, l2, mhz)
+        return _costs(batch, heads, machine, variant, dealt, items, programs, hbm, l2, mhz)
 
     def played_at(mhz: float) -> Played:
         costs = costs_at(mhz)
@@ -133,10 +132,16 @@ def _launch(
         settled = replace(settled, mhz=_light_clock(machine, pipeline, items, first))
     played = first if settled.mhz == top else played_at(settled.mhz)
     launch = machine["launch.kernel_us"] * 1e-6
-    seconds = played.end / (settled.mhz * 1e6) + launch
+    costs = costs_at(settled.mhz)
+    # While what is read takes the place of what was written the memory has more to do, which the programs' own pace may hide.
+    first_bytes = min(hbm, room)
+    streaming = max(0.0, played.streamed_until - costs.first_start) / (settled.mhz * 1e6)
+    moved = (1.0 + dirty) * first_bytes / (machine["hbm.tbps_achieved"] * 1e12)
+    back = max(0.0, moved - streaming * first_bytes / hbm) if dirty and hbm else 0.0
+    seconds = played.end / (settled.mhz * 1e6) + back + launch
     return LaunchRun(
         variant, dealt, pipeline, trace, items, played, settled, seconds, launch, hbm, l2, programs, dealt.programs * sms,
-        costs_at(settled.mhz),
+        costs,
     )  # fmt: skip
 
 
@@ -227,7 +232,15 @@ def _costs(
     hbm: float, l2: float, mhz: float,
 ) -> Costs:  # fmt: skip
     sms = int(machine["chip.sm_count"])
-    around = Around(machine, dealt.counts, dealt.tile_m, dealt.warps, dealt.most_splits, mhz)
+    around = Around(
+        machine,
+        dealt.counts,
+        dealt.tile_m,
+        dealt.warps,
+        dealt.most_splits,
+        mhz,
+        items is not None and items.count <= sms * dealt.programs,
+    )
     pace = _pace(heads, in_turn(variant, dealt), machine, batch.page)
     blocks = float(items.blocks.sum()) if items is not None else 0.0
     bytes_per_cycle = machine["hbm.tbps_achieved"] * 1e6 / mhz
@@ -259,5 +272,6 @@ def _costs(
         idle_programs=max(0, programs - (items.count if items is not None else 0)),
         idle_program=turnaround + around.plan(False),
         merges_beside=dealt.merges_beside,
+        join_ends=around.join_ends(heads.head_dim_v, rows, pace.ring_bytes),
         join=around.join(heads.head_dim_v, rows, pace.ring_bytes) + (pace.alone if dealt.chained else 0.0),
     )

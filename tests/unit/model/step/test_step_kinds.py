@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.compiled.units.fetch import far_cycles
 from tilecast.model.kernel.variants.hopper import mla as hopper_mla
 from tilecast.model.kernel.variants.hopper import prefill as hopper_prefill
 from tilecast.model.kernel.variants.hopper.serving import (
@@ -25,11 +26,12 @@ from tilecast.model.pipeline.serving import latent
 from tilecast.model.sm.bounds import bounds
 from tilecast.model.sm.simulate import steady_state
 from tilecast.model.step.batch import Batch, parse_requests
-from tilecast.model.step.costs import COPY_ENGINE_RUNS, LATENT, POINTERS, Around
+from tilecast.model.step.costs import COPY_ENGINE_RUNS, LATENT, PARTED, POINTERS, Around
 from tilecast.model.step.dealing import dealing, launched, loop
 from tilecast.model.step.evaluate import evaluate_step
 from tilecast.model.step.forecast import forecast_step, named_pair, shipped_pair
 from tilecast.model.step.items import batch_items
+from tilecast.model.step.play import play
 
 H200 = load_machine("h200-sxm")
 HEADS = Workload(heads_q=32, heads_kv=8, seqlen_q=1, head_dim_qk=128, mask="causal")
@@ -340,6 +342,33 @@ def test_a_join_moves_the_rows_that_are_there() -> None:
         for heads in (16, 64)
     ]
     assert by_rows[0] < by_rows[1]
+
+
+def test_the_first_part_leaves_and_the_last_comes_alone() -> None:
+    """Of a tile's parts joins beside each other are as long as the longer way, and once the other way is waited for as well."""
+    around = Around(H200, LATENT, 64)
+    back, left = around.back(512, 64, 1e6), around.left(512, 64)
+    assert around.join_ends(512, 64, 1e6) == min(back, left)
+    (launch,) = evaluate_step(mla("40x8192"), H200, shipped_pair(mla("40x8192"), H200), 1500.0).launches
+    costs, items = launch.costs, launch.items
+    assert items is not None and items.joins is not None and costs.join_ends > 0.0
+    without = play(items, replace(costs, join_ends=0.0))
+    assert play(items, costs).end - without.end == pytest.approx(costs.join_ends)
+    # Of the portable kernel and of parted prefill what is left is on its way meanwhile.
+    assert Around(H200, PARTED, 128).join_ends(128, 128, 1e6) == 0.0
+
+
+def test_code_behind_the_loop_is_fetched_from_far_where_no_program_comes_to_it_twice() -> None:
+    once, again = (Around(H200, COPY_ENGINE_RUNS, 16, once=one) for one in (True, False))
+    each = far_cycles(H200) - H200["alu.latency_cycles"]
+    assert once.hand_over(128, 8) - again.hand_over(128, 8) == pytest.approx(COPY_ENGINE_RUNS.finish * each)
+    assert once.merge(16, 8, HEADS, 1) - again.merge(16, 8, HEADS, 1) == pytest.approx(
+        COPY_ENGINE_RUNS.merge_step * each
+    )
+    # Of several turns the first.
+    assert once.merge(16, 64, HEADS, 1) - again.merge(16, 64, HEADS, 1) == pytest.approx(
+        COPY_ENGINE_RUNS.merge_step * each
+    )
 
 
 def test_written_data_goes_back_as_reads_take_its_place() -> None:
