@@ -98,6 +98,7 @@ KEYS: dict[str, Key] = {
     "local.store_queue_depth": Key("inst", 0, 64, (), "stores of spilled registers a sub-partition lets wait"),
     "l2.reduce_tbps": Key("TB/s", 0.01, 1000, (), "additions to float32 numbers in L2 by all SMs"),
     "l2.store_tbps": Key("TB/s", 0.01, 1000, (), "stores of all SMs"),
+    "l2.dirty_share": Key("share", 0, 1, (), "of lines that reads take from L2 after other data was written"),
     "launch.barrier_setup_cycles": Key("cycles", 0, 10000, (), "initialisation of one mbarrier"),
     "launch.cta_setup_cycles": Key(
         "cycles", 0, 100000, (), "CTA start to the first instruction of its roles, barriers apart"
@@ -187,6 +188,9 @@ KEYS: dict[str, Key] = {
     "power.hbm_pj_per_byte": Key("pJ/B", 0, 1000, _ALL, "memory byte"),
     "power.tensor_clock_share": Key(
         "share", 0.1, 1, _ALL, "SM clock under matrix load over the set clock, which NVML reports"
+    ),
+    "power.tensor_clock_busy": Key(
+        "share", 0.001, 1, (), "of the time with matrix products, from which the SM clock is that"
     ),
 }
 

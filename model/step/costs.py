@@ -46,10 +46,14 @@ class Counts:
     whole_tiles: bool = False
     #: Parts of columns that are merged apart, by whichever programs of the splits are there; 0: the last one merges all.
     merged_parts: int = 0
+    #: Whether blocks come by the copy engine, by maps of the tensors.
+    copied: bool = True
+    #: Behind the first block's copies, until Q of up to 16 rows is asked for, and of more; not counted where Q is short.
+    queries: tuple[int, int] = (0, 0)
 
 
 #: Of the portable kernel; 75 accesses of four warps to shared memory a step of its merge, with bank conflicts of about four ways.
-POINTERS = Counts(300, 5, 400, 370, 4, 250, 6, 375, 8, 6, 1200, (4, 16), 0)
+POINTERS = Counts(300, 5, 400, 370, 4, 250, 6, 375, 8, 6, 1200, (4, 16), 0, copied=False)
 #: Of the kernels whose blocks come by the copy engine: the load warp finds items and their pages, the matrix warpgroup leaves what it
 #: has, the third warpgroup merges 16 splits of 4 rows at a time (`tilecast inspect kernels/generated/hopper_serve_d128.py --arch sm_90a`).
 COPY_ENGINE = Counts(269, 1, 299, 250, 4, 0, 0, 264, 6, 0, 0, (4, 4), 16, 320)
@@ -61,10 +65,12 @@ COPY_ENGINE_E4M3 = Counts(264, 1, 286, 419, 12, 0, 0, 264, 6, 0, 0, (4, 4), 16, 
 COPY_ENGINE_RUNS = Counts(150, 1, 163, 320, 5, 0, 0, 560, 2, 0, 0, (8, 8), 16)
 COPY_ENGINE_SHARES = Counts(600, 4, 264, 320, 5, 0, 0, 560, 2, 0, 0, (8, 8), 16, 344)
 #: Of the latent kernel (`hopper_mla_d576_512.py`): a turn of its merge has 8 splits of 4 rows, and half of the columns.
-LATENT = Counts(198, 1, 186, 706, 6, 140, 3, 661, 0, 0, 0, (4, 4), 8, 224, merged_parts=2)
+LATENT = Counts(198, 1, 186, 706, 6, 140, 3, 661, 0, 0, 0, (4, 4), 8, 224, merged_parts=2, queries=(68, 627))
 #: Of the kernel that prefills, where keys are parted: what it does with a part, a block's end included (`hopper_prefill_d128.py`).
 PARTED = Counts(269, 1, 299, 250, 4, 0, 0, 264, 2, 0, 0, (64, 64), 1, 320, whole_tiles=True)
 _PARTIAL_BYTES = 4
+#: Rows of an accumulator that a warp has.
+_WARP_ROWS = 16
 #: Of L2's latency: a count in memory with its release and acquire (1,300 cycles by the clock read in the decode kernel, docs/notes/serving-kernels.md).
 _COUNT_TRIPS = 4.0
 
@@ -79,6 +85,10 @@ class Around:
     tile_m: int
     warps: int = 4
     most_splits: int = 128
+    #: The SMs' clock, beside which L2 keeps its own.
+    mhz: float = 0.0
+    #: Whether no program has two items: what comes behind its loop runs for the first time, too.
+    once: bool = False
 
     @property
     def merged_rows(self) -> int:
@@ -111,6 +121,15 @@ class Around:
         lookup = self.machine["hbm.latency_cycles"] if page else 0.0
         return self.instructions(self.counts.set_up, 1, cold) + self.machine["l2.latency_cycles"] + lookup
 
+    def maps(self) -> float:
+        """Until the first program's copy engine knows the tensors: their maps are in no cache."""
+        return self.machine["tma.latency_hbm_cycles"] if self.counts.copied else 0.0
+
+    def queries(self, rows: int) -> float:
+        """From a program's first copy until Q of its first item is there: one warp copies it, behind the first block."""
+        count = self.counts.queries[rows > _WARP_ROWS]
+        return self.instructions(count, 0, True) + self.machine["hbm.latency_cycles"] if count else 0.0
+
     def next_item(self, page: int, fill: float) -> float:
         """Until an item that follows another one has its first block, ``fill`` cycles after its first copy is issued."""
         if self.counts.ahead:
@@ -119,15 +138,18 @@ class Around:
 
     def finish(self) -> float:
         """After the last block of an item that is whole."""
-        return self.instructions(self.counts.finish, self.counts.finish_barriers) + self.machine["l2.latency_cycles"]
+        return (
+            self.instructions(self.counts.finish, self.counts.finish_barriers, self.once)
+            + self.machine["l2.latency_cycles"]
+        )
 
     def hand_over(self, head_dim_v: int, rows: int) -> float:
         """After the last block of a split of so many rows: stored, seen by all, counted in."""
         stored = self.whole_tile(head_dim_v) if self.counts.whole_tiles else 0.0
         if self.counts.merged_parts:
-            stored = self.whole_tile(head_dim_v) * rows / self.tile_m
+            stored = self.left(head_dim_v, rows)
         return (
-            self.instructions(self.counts.finish, self.counts.finish_barriers)
+            self.instructions(self.counts.finish, self.counts.finish_barriers, self.once)
             + 2.0 * self.machine["l2.latency_cycles"]
             + stored
         )
@@ -136,26 +158,62 @@ class Around:
         """O of a tile through this SM's port of the L2 cache."""
         return self.tile_m * head_dim_v * _PARTIAL_BYTES / self.machine["l2.bytes_per_clk_per_sm"]
 
-    def join(self, head_dim_v: int) -> float:
+    def left(self, head_dim_v: int, rows: int) -> float:
+        """O of so many rows on its way to L2, while all SMs leave theirs: programs come to the end of a split together."""
+        m = self.machine
+        port = m["tma.store_bytes_per_clk"]
+        if m.has("l2.store_tbps"):
+            port = min(port, m["l2.store_tbps"] * 1e6 / (self.mhz or m["chip.clock_max_mhz"]) / m["chip.sm_count"])
+        return rows * head_dim_v * _PARTIAL_BYTES / port
+
+    def back(self, head_dim_v: int, rows: int, keys: float) -> float:
+        """O of so many rows on its way from L2, beside ``keys`` bytes of the next part's first blocks, which take half of the port."""
+        mine = rows * head_dim_v * _PARTIAL_BYTES
+        return (mine + min(mine, keys)) / self.machine["l2.bytes_per_clk_per_sm"]
+
+    def join(self, head_dim_v: int, rows: int, keys: float) -> float:
         """Between parts of an item that a program takes in one after the other: what it has is left, or merged with what it left."""
         m, c = self.machine, self.counts
         merged = c.merge_step / m["issue.warp_inst_per_clk"] * 4 + c.merge_step_barriers * barrier_cycles(m)
+        if c.merged_parts:
+            # One part of the columns comes and one goes while another is blended, of the warps that have some of the rows.
+            whole = -(-rows // _WARP_ROWS) * _WARP_ROWS
+            return (
+                max(self.back(head_dim_v, whole, keys), self.left(head_dim_v, whole)) + merged + m["l2.latency_cycles"]
+            )
         # What is left is on its way while the next part's first blocks are multiplied.
         return self.whole_tile(head_dim_v) + merged + m["l2.latency_cycles"]
+
+    def join_ends(self, head_dim_v: int, rows: int, keys: float) -> float:
+        """What joins of a tile take beyond one for each but its first part: the first is left and the last comes with nothing the other way."""
+        whole = -(-rows // _WARP_ROWS) * _WARP_ROWS
+        return (
+            min(self.back(head_dim_v, whole, keys), self.left(head_dim_v, whole)) if self.counts.merged_parts else 0.0
+        )
 
     def merge(self, splits: int, rows: int, workload: Workload, there: int) -> float:
         """Merging a tile's splits in their order, some rows and some splits at a time, with ``there`` programs on the SM."""
         m, c = self.machine, self.counts
         if c.whole_tiles:
             return splits * (self.whole_tile(workload.head_dim_v) + m["l2.latency_cycles"] + c.merge_step)
-        groups, counted = float(-(-rows // self.merged_rows)), 0
-        if c.merged_parts:
-            pieces = int(groups) * c.merged_parts
-            turns = -(-pieces // min(pieces, splits, c.merged))
-            groups, counted = turns / c.merged_parts, 3 + turns
-        steps = -(-splits // self.merged_splits(workload.head_dim_v))
-        shuffles = c.merge_step_shuffles * m["shuffle.latency_cycles"]
-        step = self.instructions(c.merge_step, c.merge_step_barriers) + m["l2.latency_cycles"] + shuffles
-        step += c.merge_step_smem * there
-        each = self.instructions(c.merge_rows, c.merge_rows_barriers) + steps * step
-        return (1.0 + _COUNT_TRIPS * counted) * m["l2.latency_cycles"] + groups * each
+        step = self.instructions(c.merge_step, c.merge_step_barriers) + m["l2.latency_cycles"]
+        step += c.merge_step_shuffles * m["shuffle.latency_cycles"] + c.merge_step_smem * there
+        turn = self.instructions(c.merge_rows, c.merge_rows_barriers)
+        first = self.instructions(c.merge_rows + c.merge_step, 0, self.once) - self.instructions(
+            c.merge_rows + c.merge_step, 0
+        )
+        pieces, at_once = -(-rows // self.merged_rows), self.merged_splits(workload.head_dim_v)
+        groups = -(-splits // at_once)
+        if not c.merged:
+            return m["l2.latency_cycles"] + first + pieces * (turn + groups * step)
+        # Splits of a group are merged by their programs, groups side by side, and the groups then by those of all.
+        cycles = first
+        levels = ((splits, splits),) if groups == 1 else ((at_once, at_once), (groups, splits))
+        for level, (members, programs) in enumerate(levels):
+            turns, counted = float(pieces), float(level)
+            if c.merged_parts:
+                taken = -(-pieces * c.merged_parts // min(pieces * c.merged_parts, programs))
+                turns, counted = taken / c.merged_parts, taken + 2.0
+            steps = -(-members // at_once)
+            cycles += (1.0 + _COUNT_TRIPS * counted) * m["l2.latency_cycles"] + turns * (turn + steps * step)
+        return cycles + (_COUNT_TRIPS * m["l2.latency_cycles"] if c.merged_parts else 0.0)

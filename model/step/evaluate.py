@@ -72,8 +72,13 @@ class StepRun:
         return sum(launch.hbm_bytes for launch in self.launches)
 
 
-def evaluate_step(batch: Batch, machine: Machine, variants: tuple[StepVariant, ...], clock: str | float) -> StepRun:
-    """The launches of ``batch`` by the kernels that decode and prefill, as `attention_kvcache` makes them."""
+def evaluate_step(
+    batch: Batch, machine: Machine, variants: tuple[StepVariant, ...], clock: str | float, written: bool = False
+) -> StepRun:
+    """The launches of ``batch`` by the kernels that decode and prefill, as `attention_kvcache` makes them.
+
+    With ``written`` L2 is full of other data that was written: it goes back to memory as what is read takes its place.
+    """
     group = batch.heads.group_size
     lengths = [q for q, _ in batch.lengths]
     # With queries packed a sequence may have any number up to the longest: a kernel is left out only where none can be its.
@@ -90,10 +95,18 @@ def evaluate_step(batch: Batch, machine: Machine, variants: tuple[StepVariant, .
     if len(wanted) > 2 and wanted[0][1].beside and wanted[-1][1].follows:
         # The two that run beside each other come last.
         wanted = [*wanted[1:-1], wanted[0], wanted[-1]]
-    return StepRun(tuple(_launch(batch, machine, v, d, clock) for v, d in wanted))
+    launches: list[LaunchRun] = []
+    share = machine.get("l2.dirty_share", 0.0) if written else 0.0
+    for v, d in wanted:
+        room = max(0.0, machine["l2.bytes"] - sum(launch.hbm_bytes for launch in launches))
+        launches.append(_launch(batch, machine, v, d, clock, share, room))
+    return StepRun(tuple(launches))
 
 
-def _launch(batch: Batch, machine: Machine, variant: StepVariant, dealt: Dealing, clock: str | float) -> LaunchRun:
+def _launch(
+    batch: Batch, machine: Machine, variant: StepVariant, dealt: Dealing, clock: str | float, dirty: float, room: float
+) -> LaunchRun:
+    """A launch; ``dirty`` is the share of what it reads first, up to ``room`` bytes, that has to be written back in its place."""
     items = batch_items(batch, dealt)
     heads = replace(batch.heads, seqlen_q=1, seqlen_k=1, mask="causal", window=None)
     sms = int(machine["chip.sm_count"])
@@ -119,19 +132,25 @@ def _launch(batch: Batch, machine: Machine, variant: StepVariant, dealt: Dealing
         settled = replace(settled, mhz=_light_clock(machine, pipeline, items, first))
     played = first if settled.mhz == top else played_at(settled.mhz)
     launch = machine["launch.kernel_us"] * 1e-6
-    seconds = played.end / (settled.mhz * 1e6) + launch
+    costs = costs_at(settled.mhz)
+    # While what is read takes the place of what was written the memory has more to do, which the programs' own pace may hide.
+    first_bytes = min(hbm, room)
+    streaming = max(0.0, played.streamed_until - costs.first_start) / (settled.mhz * 1e6)
+    moved = (1.0 + dirty) * first_bytes / (machine["hbm.tbps_achieved"] * 1e12)
+    back = max(0.0, moved - streaming * first_bytes / hbm) if dirty and hbm else 0.0
+    seconds = played.end / (settled.mhz * 1e6) + back + launch
     return LaunchRun(
         variant, dealt, pipeline, trace, items, played, settled, seconds, launch, hbm, l2, programs, dealt.programs * sms,
-        costs_at(settled.mhz),
+        costs,
     )  # fmt: skip
 
 
 def _light_clock(machine: Machine, pipeline: Pipeline, items: Items | None, played: Played) -> float:
-    """The clock of work that no limit holds: the top one, less what matrix products cost in the time that they run."""
+    """The clock of work that no limit holds: the top one, less what matrix products cost it, all of which they do in a small part of the time."""
     blocks = float(items.blocks.sum()) if items is not None else 0.0
     tensor = pipeline.demand().get("tensor", 0.0) / pipeline.ctas_per_sm * blocks / machine["chip.sm_count"]
-    busy = min(1.0, tensor / max(played.end, 1.0))
-    return machine["chip.clock_max_mhz"] * (1.0 - busy * (1.0 - machine["power.tensor_clock_share"]))
+    slowed = min(1.0, tensor / max(played.end, 1.0) / machine.get("power.tensor_clock_busy", 1.0))
+    return machine["chip.clock_max_mhz"] * (1.0 - slowed * (1.0 - machine["power.tensor_clock_share"]))
 
 
 def _bound(batch: Batch, dealt: Dealing) -> int:
@@ -173,15 +192,39 @@ def _activity(
     return Activity(flop, heads.dtype, units, l2, hbm)
 
 
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """How the loop of a variant's programs goes, in cycles."""
+
+    #: Of a block of each of 1, 2, ... programs on an SM.
+    periods: tuple[float, ...]
+    #: From a program's first copy, from the memory, to its first block's end beyond a period.
+    fill: float
+    #: From that copy until the first block is there.
+    landed: float
+    #: Of a block beyond a period where none is before it.
+    alone: float
+    #: Bytes of the blocks that are on their way at once.
+    ring_bytes: float
+
+
 @lru_cache(maxsize=512)
-def _periods(heads: Workload, variant: StepVariant, machine: Machine, page: int) -> tuple[tuple[float, ...], float]:
-    """(cycles of a block of each of 1, 2, ... programs on an SM, cycles from a program's first copy to its first block's end
-    beyond a period)."""
+def _pace(heads: Workload, variant: StepVariant, machine: Machine, page: int) -> _Pace:
     dealt = dealing(variant, heads)
     counts = range(1, dealt.programs + 1) if dealt.least_rows == 1 else (dealt.programs,)
     traces = [steady_state(loop(heads, variant, machine, page, count)) for count in counts]
-    fill = max(0.0, traces[0].iteration_end[0] - traces[0].ii_cycles)
-    return tuple(trace.ii_cycles for trace in traces), fill
+    first = traces[0]
+    begun = min(event.start for event in first.events if event.iteration == 0 and event.op.startswith("qk"))
+    ring = sum(b.bytes_per_slot * b.depth for b in first.pipeline.buffers if b.producer.startswith("load"))
+    # Some loops count on L2's latency, for they hide the memory's, which a first block does not.
+    landed = max(
+        edge.latency_cycles for edge in first.pipeline.edges if edge.src.startswith("load") and edge.kind == "data"
+    )
+    longer = max(0.0, machine["tma.latency_hbm_cycles" if dealt.counts.copied else "hbm.latency_cycles"] - landed)
+    return _Pace(
+        tuple(trace.ii_cycles for trace in traces), max(0.0, first.iteration_end[0] - first.ii_cycles) + longer, begun + longer,
+        max(0.0, first.iteration_end[0] - begun - first.ii_cycles), float(ring),
+    )  # fmt: skip
 
 
 def _costs(
@@ -189,8 +232,16 @@ def _costs(
     hbm: float, l2: float, mhz: float,
 ) -> Costs:  # fmt: skip
     sms = int(machine["chip.sm_count"])
-    around = Around(machine, dealt.counts, dealt.tile_m, dealt.warps, dealt.most_splits)
-    periods, fill = _periods(heads, in_turn(variant, dealt), machine, batch.page)
+    around = Around(
+        machine,
+        dealt.counts,
+        dealt.tile_m,
+        dealt.warps,
+        dealt.most_splits,
+        mhz,
+        items is not None and items.count <= sms * dealt.programs,
+    )
+    pace = _pace(heads, in_turn(variant, dealt), machine, batch.page)
     blocks = float(items.blocks.sum()) if items is not None else 0.0
     bytes_per_cycle = machine["hbm.tbps_achieved"] * 1e6 / mhz
     port = machine["l2.bytes_per_clk_per_sm"] * sms
@@ -205,21 +256,22 @@ def _costs(
         machine["launch.cta_start_cycles"],
         machine.get("launch.cta_turnaround_cycles", machine["launch.cta_start_cycles"]),
     )
-    cold, warm = (around.set_up(batch.page, cold) + fill for cold in (True, False))
+    cold, warm = (around.set_up(batch.page, cold) + pace.fill for cold in (True, False))
     return Costs(
         sms=sms,
         per_sm=dealt.programs,
         programs=programs,
-        first_start=start + around.plan(True) + cold,
+        first_start=start + around.plan(True) + around.maps() + cold + max(0.0, around.queries(rows) - pace.landed),
         later_start=turnaround + around.plan(False) + warm,
-        next_item=around.next_item(batch.page, fill),
+        next_item=around.next_item(batch.page, pace.fill),
         finish=around.finish(),
         hand_over=around.hand_over(heads.head_dim_v, rows),
         merge=lambda splits, there: around.merge(splits, rows, heads, there),
-        periods=periods,
+        periods=pace.periods,
         memory_block=memory,
         idle_programs=max(0, programs - (items.count if items is not None else 0)),
         idle_program=turnaround + around.plan(False),
         merges_beside=dealt.merges_beside,
-        join=around.join(heads.head_dim_v) + (periods[-1] if dealt.chained else 0.0),
+        join_ends=around.join_ends(heads.head_dim_v, rows, pace.ring_bytes),
+        join=around.join(heads.head_dim_v, rows, pace.ring_bytes) + (pace.alone if dealt.chained else 0.0),
     )

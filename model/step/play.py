@@ -51,8 +51,9 @@ class Costs:
     idle_program: float = 0.0
     #: Whether merging keeps no program from its next item.
     merges_beside: bool = False
-    #: Of an item that merges what it has with what it had, each time.
+    #: Of an item that merges what it has with what it had, each time, and once a tile beside.
     join: float = 0.0
+    join_ends: float = 0.0
 
     @property
     def slots(self) -> int:
@@ -238,7 +239,9 @@ class _Run:
         if joins is None or item == _BEFORE:
             return 0.0
         others = 0 if pieces is None else int(pieces[item]) - 1
-        return float(joins[item]) * self.costs.join + others * (self.costs.next_item + self.costs.finish)
+        # Of the pieces of a run those at its ends are parts of tiles.
+        ends = max(1, others) * self.costs.join_ends if joins[item] else 0.0
+        return float(joins[item]) * self.costs.join + ends + others * (self.costs.next_item + self.costs.finish)
 
     def go_on(self, slot: int) -> None:
         """The next item of a program, if there is one."""

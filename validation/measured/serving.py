@@ -148,7 +148,7 @@ def _nothing_us(machine: Machine) -> float:
 
 
 def _row(one: Measured, machine: Machine, added: float) -> ServingRow:
-    heads, seconds = one.batch.heads, evaluate_step(one.batch, machine, one.variants, "short").seconds
+    heads, seconds = one.batch.heads, evaluate_step(one.batch, machine, one.variants, "short", one.written).seconds
     return ServingRow(
         one.point,
         requests_text(one.batch.lengths),

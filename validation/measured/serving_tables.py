@@ -52,6 +52,8 @@ class Measured:
     us: float
     #: Whether a constant was inferred with the row in view.
     looked_at: bool = False
+    #: Whether L2 was full of data that had been written.
+    written: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ def _of_chunks(row: dict[str, str], machine: Machine) -> Measured | None:
     dealt = [launched(variant, asked, int(machine["chip.sm_count"])) for variant in kernels]
     if not any(one.parting is not None and one.takes(queries * heads_q // heads_kv) for one in dealt):
         return None
-    return Measured(f"parted, head_dim {dim}", asked, kernels, _us(row, "tilecast_us"))
+    return Measured(f"parted, head_dim {dim}", asked, kernels, _us(row, "tilecast_us"), written=True)
 
 
 def _of_e4m3(row: dict[str, str], machine: Machine) -> Measured | None:
@@ -169,6 +171,7 @@ def _of_e4m3(row: dict[str, str], machine: Machine) -> Measured | None:
         Batch(((queries, keys),) * batch, heads, page, cache="e4m3"),
         (variant,),
         _us(row),
+        written=True,
     )
 
 
@@ -185,7 +188,7 @@ def _of_latent(row: dict[str, str], machine: Machine) -> Measured:
     """`tools/sweep_mla.py`: latent attention of one query a sequence, pages of 64."""
     batch, heads, keys = _whole(row, "batch", "heads", "keys")
     asked = Batch(((1, keys),) * batch, _heads(heads, 1, 576, 512), 64, latent=True)
-    return Measured(f"latent, {heads} heads", asked, shipped_pair(asked, machine), _us(row))
+    return Measured(f"latent, {heads} heads", asked, shipped_pair(asked, machine), _us(row), written=True)
 
 
 _STEPS = _Kind(

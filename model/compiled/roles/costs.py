@@ -121,7 +121,7 @@ def role_costs(machine: Machine) -> RoleCosts:
         # The rate is that of four sub-partitions with a warp each, 128 bytes a register.
         load_register=_LANES * _WORD * PARTITIONS / m.get("smem.load_bytes_per_clk_under_mma", m["smem.bytes_per_clk"]),
         out_bytes=m.get("tma.store_bytes_per_clk", m["tma.bytes_per_clk"]),
-        add_bytes=add_rate(m),
+        add_bytes=add_rate(m, together=True),
         out_latency=m.get("tma.reduce_latency_cycles", m["l2.latency_cycles"]),
         wgmma=wgmma,
     )

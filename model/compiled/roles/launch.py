@@ -44,8 +44,9 @@ class Launch:
 def cta_cost(kernel: KernelRoles, costs: RoleCosts, ctas: int = 1) -> CtaCost:
     """What CTAs of ``kernel`` cost, ``ctas`` of them on an SM; CodeError where its code cannot be followed."""
     steady = run_roles(kernel, costs, ctas)
-    ends = tile_cycles(kernel, costs, _TOLD, ctas) - _TOLD * steady.cycles
-    return CtaCost(ctas, steady, max(0.0, ends), kernel.peeled)
+    half, whole = (tile_cycles(kernel, costs, count, ctas) for count in (_TOLD // 2, _TOLD))
+    # A tile may go at another pace than loops that began anyhow: its beginning and end are what it takes beyond iterations at its own.
+    return CtaCost(ctas, steady, max(0.0, 2.0 * half - whole), kernel.peeled)
 
 
 def launch(cost: CtaCost, iterations: Sequence[int], machine: Machine) -> Launch:

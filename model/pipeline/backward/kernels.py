@@ -106,13 +106,13 @@ def row_terms_and_zeros(workload: Workload) -> RowKernel:
 def add_cycles(machine: Machine, size_bytes: float, together: bool = False) -> float:
     """Cycles until ``size_bytes`` of float32 are added to sums in L2 by the copy engine, one SM alone or all ``together``."""
     latency = machine.get("tma.reduce_latency_cycles", machine["l2.latency_cycles"])
-    rate = add_rate(machine)
+    return latency + size_bytes / add_rate(machine, together)
+
+
+def add_rate(machine: Machine, together: bool = False) -> float:
+    """Bytes a clock that an SM's copy engine has added in L2, alone or while all do; as fast as its stores where nothing else is known."""
+    rate = machine.get("tma.reduce_bytes_per_clk", machine.get("tma.store_bytes_per_clk", machine["tma.bytes_per_clk"]))
     if together and machine.has("l2.reduce_tbps"):
         mhz = machine.get("chip.clock_rated_mhz", machine["chip.clock_max_mhz"])
         rate = min(rate, machine["l2.reduce_tbps"] * 1e6 / mhz / machine["chip.sm_count"])
-    return latency + size_bytes / rate
-
-
-def add_rate(machine: Machine) -> float:
-    """Bytes a clock that one SM's copy engine has added in L2; as fast as its stores where nothing else is known."""
-    return machine.get("tma.reduce_bytes_per_clk", machine.get("tma.store_bytes_per_clk", machine["tma.bytes_per_clk"]))
+    return rate

@@ -21,6 +21,9 @@ from tilecast.model.pipeline.tensor_core import mma_completion_latency_cycles
 
 #: Instructions of a warp of the right warpgroup in a block, beside its products: waits, factors, addresses.
 _RIGHT_INSTRUCTIONS = 60
+#: Instructions between P's packing and its product by the left half: P's words are copied, so that both instructions' columns have their
+#: own, and descriptors are moved to uniform registers; a barrier meets the warps there once more.
+_COPIES_OF_P = 32 + 17
 #: Barriers of a warpgroup around what it hands over: all have written before one says so, all have read before one does.
 _BARRIERS = 2
 
@@ -38,8 +41,15 @@ def build(workload: Workload, variant: HopperMlaVariant, machine: Machine) -> Pi
     handing = written + m["smem.latency_cycles"] + _BARRIERS * barrier
     total = common.row_sum_work(m, float(ROWS * KEYS))
     left = {op.name: op for op in made.ops}
+    copies = common.bookkeeping_work(m, _COPIES_OF_P, _COPIES_OF_P)
+    packed = common.Work(left["pack0"].demand, left["pack0"].instructions)
+    both = common.add(packed, copies)
     ops = (
-        *(op for op in made.ops if op.name not in ("load_v", "rescale0")),
+        *(op for op in made.ops if op.name not in ("load_v", "pack0", "rescale0")),
+        left["pack0"]._replace(
+            demand=both.cycles, min_cycles=left["pack0"].min_cycles + copies.busiest() + barrier, instructions=both.instructions,
+            beside_mma_cycles=common.beside_mma_cycles(m, both) + barrier,
+        ),
         # Rows whose maximum has hardly moved keep their scale: a vote finds that out.
         left["rescale0"]._replace(
             demand=total.cycles, min_cycles=total.busiest() + vote, instructions=total.instructions,

@@ -16,27 +16,27 @@ def report():
 
 
 def test_steps_are_within_the_gate(report) -> None:
-    """2026-11-24: mean 5.1 %, worst 27.6 % of 87 rows (1 x 131072 of one key head); the aim is 8 %."""
+    """2026-11-27: mean 3.6 %, worst 17.6 % of 87 rows (8 queries of four heads a sequence); the aim is 8 %."""
     assert report.everything().count == report.held_out().count == 87
-    assert report.everything().mean < 0.06
-    assert report.everything().worst < 0.28
+    assert report.everything().mean < 0.04
+    assert report.everything().worst < 0.19
     assert all(summary.mean < 0.08 for summary in report.by_point().values())
 
 
 #: Tables that the page shows, whose numbers are computed again where its commands are run: rows, largest mean and worst error.
 SHOWN = {
-    "h200_serving.csv": (87, 0.06, 0.18),
-    # Measured with L2 full of written data, which no forecast has.
-    "h200_chunks.csv": (22, 0.13, 0.32),
-    "h200_decode_e4m3_hopper.csv": (40, 0.12, 0.33),
-    "h100_mla.csv": (15, 0.18, 0.27),
-    "h100_decode_runs.csv": (33, 0.06, 0.22),
+    "h200_serving.csv": (87, 0.06, 0.22),
+    # Measured with L2 full of written data.
+    "h200_chunks.csv": (22, 0.10, 0.32),
+    "h200_decode_e4m3_hopper.csv": (40, 0.065, 0.16),
+    "h100_mla.csv": (15, 0.10, 0.15),
+    "h100_decode_runs.csv": (33, 0.035, 0.09),
 }
 
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_other_tables_are_within_their_gates(name: str) -> None:
-    """2026-11-27: 5.7, 12.2, 10.8, 17.2 and 3.8 % mean."""
+    """2026-11-27: 5.4, 9.4, 5.9, 9.4 and 3.1 % mean; 5.7, 12.2, 10.8, 17.2 and 3.8 before."""
     page = (ROOT / "docs" / "serving-step.md").read_text(encoding="utf-8")
     table = page.partition(f"{name} on {name[:4]}-sxm: ")[2]
     rows, mean, _, _, worst, _ = next(line.split()[1:] for line in table.splitlines() if line.startswith("all "))

@@ -8,11 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tilecast.base.data import MEASURED
 from tilecast.model.compiled.code import CodeError
+from tilecast.model.compiled.roles import launch as launches
 from tilecast.model.compiled.roles.code import Barrier, KernelRoles, RoleCode, RoleInstruction, together
 from tilecast.model.compiled.roles.costs import role_costs
 from tilecast.model.compiled.roles.launch import CtaCost, cta_cost, launch, spread
-from tilecast.model.compiled.roles.run import RolesRun, tile_cycles
+from tilecast.model.compiled.roles.run import RolesRun, run_roles, tile_cycles
+from tilecast.model.compiled.roles.store import load_roles
 from tilecast.model.machine.machine import load_machine
 
 H200 = load_machine("h200-sxm")
@@ -92,3 +95,37 @@ def test_products_outside_of_the_loop_count_as_iterations() -> None:
     assert cta_cost(KernelRoles("hand-made", "sm_90a", (role,), ()), COSTS).peeled == 2
     with pytest.raises(CodeError, match="expected the code around its loops"):
         cta_cost(KernelRoles("hand-made", "sm_90a", (RoleCode("warp 0", 0, (), (product(),)),), ()), COSTS)
+
+
+def recorded(slots: int, adders: int, *more: str) -> KernelRoles:
+    """A recorded loop of a backward pass, head_dim 64 without a mask."""
+    knobs = (
+        f"family=fa3_bwd,tile_m=128,dq_slots={slots},heads_abreast=1,dk_first=false,adders={adders},{','.join(more)}"
+    )
+    return load_roles((MEASURED / "h200_backward_loops.txt").read_text(encoding="utf-8"))[
+        f"64/64 none gradients {knobs}"
+    ]
+
+
+def test_ends_of_a_tile_do_not_go_by_the_iterations_that_they_are_told_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of this loop go at another pace than its roles that began anyhow: all 24 iterations' difference stood at its ends."""
+    kernel = recorded(2, 2, "ahead=true", "fragments=true")
+    pace = (tile_cycles(kernel, COSTS, 24) - tile_cycles(kernel, COSTS, 12)) / 12
+    told = cta_cost(kernel, COSTS)
+    assert abs(pace - told.steady.cycles) > 200.0
+    monkeypatch.setattr(launches, "_TOLD", 48)
+    assert cta_cost(kernel, COSTS).ends == pytest.approx(told.ends, rel=0.01)
+    assert tile_cycles(kernel, COSTS, 8) == pytest.approx(told.ends + 8 * pace, rel=0.01)
+
+
+def test_sms_add_to_sums_in_l2_together() -> None:
+    """They are in step: with one slot for dQ, what is waited for is the addition at the rate that all SMs reach together."""
+    alone = role_costs(H200.with_facts({"l2.reduce_tbps": 100.0}))
+    assert alone.add_bytes == H200["tma.reduce_bytes_per_clk"]
+    assert COSTS.add_bytes * 132 * H200["chip.clock_rated_mhz"] * 1e6 == pytest.approx(H200["l2.reduce_tbps"] * 1e12)
+    kernel, size = recorded(1, 1, "ahead=false", "fragments=false"), 128 * 64 * 4
+    longer = size / COSTS.add_bytes - size / alone.add_bytes
+    assert run_roles(kernel, COSTS).cycles - run_roles(kernel, alone).cycles == pytest.approx(longer, rel=0.05)
+    # Of two slots one is added while the other fills.
+    both = recorded(2, 1, "ahead=false", "fragments=false")
+    assert run_roles(both, COSTS).cycles - run_roles(both, alone).cycles < 0.1 * longer
