@@ -52,19 +52,25 @@ class ChipRun:
 
 def tile_cycles(trace: SmTrace, masked_trace: SmTrace, tiles: HeadTiles) -> NDArray[np.float64]:
     """Loop cycles of each listed tile, from the plain and the masked simulation."""
-    extra = masked_extra(trace, masked_trace)
-    ends = np.asarray(trace.iteration_end)
-    known = len(ends)
-    near = ends[np.clip(tiles.iterations, 1, known) - 1]
-    base = np.where(tiles.iterations > 0, near + np.maximum(tiles.iterations - known, 0) * trace.ii_cycles, 0.0)
-    return base + extra * np.minimum(tiles.masked, tiles.iterations)
+    ends = np.asarray(trace.iteration_end)[None, :]
+    (base,) = plain_cycles(ends, np.array([len(trace.iteration_end)]), np.array([trace.ii_cycles]), tiles.iterations)
+    cycles: NDArray[np.float64] = base + masked_extra(trace, masked_trace) * np.minimum(tiles.masked, tiles.iterations)
+    return cycles
 
 
-def _loops_after_the_first(workload: Workload, tiles: HeadTiles) -> NDArray[np.float64]:
-    """Loops that each listed tile has beside its first: one of whole blocks, one for each edge of the mask."""
-    edges = np.minimum(tiles.masked, 2 if workload.mask == "window" else 1)
-    whole = tiles.iterations > tiles.masked
-    return np.maximum(edges + whole - 1.0, 0.0)
+def plain_cycles(
+    ends: NDArray[np.float64], known: NDArray[np.int64], period: NDArray[np.float64], blocks: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Cycles of the loops [variant, tile] of tiles with so many ``blocks``: of each variant the ``ends`` of its first ``known``
+    blocks, and the ``period`` of those behind."""
+    near = np.take_along_axis(ends, np.minimum(np.maximum(blocks, 1), known[:, None]) - 1, axis=1)
+    return np.where(blocks > 0, near + np.maximum(blocks - known[:, None], 0) * period[:, None], 0.0)
+
+
+def loops_after_the_first(workload: Workload, blocks: NDArray[np.int64], masked: NDArray[np.int64]) -> NDArray[np.float64]:  # fmt: skip
+    """Loops beside its first of each tile with so many ``blocks``, ``masked`` among them: one of whole blocks, one for each edge of the mask."""
+    edges = np.minimum(masked, 2 if workload.mask == "window" else 1)
+    return np.maximum(edges + (blocks > masked) - 1.0, 0.0)
 
 
 def masked_extra(trace: SmTrace, masked_trace: SmTrace) -> float:
@@ -93,7 +99,8 @@ def play(
     masked_trace = steady_state(pipeline, 2) if masks and tiles.masked.any() else trace
     if extra:
         trace, masked_trace = trace.longer(extra), masked_trace.longer(extra)
-    loop = tile_cycles(trace, masked_trace, tiles) + pipeline.restart_cycles * _loops_after_the_first(workload, tiles)
+    loop = tile_cycles(trace, masked_trace, tiles)
+    loop += pipeline.restart_cycles * loops_after_the_first(workload, tiles.iterations, tiles.masked)
     start, finish = tile_edges(pipeline, machine)
     heads = workload.batch * workload.heads_q
     count = tiles.count * heads
@@ -101,17 +108,18 @@ def play(
     scheduler = launched(variant.family, variant.scheduler, workload, rows, pipeline.keys_per_iteration, slots)
     deal = dealing(variant.family, scheduler)
     persistent = deal.stays
+    rates = edge_memory_rates(pipeline, machine)
     # Empty tiles (no visible key) still write zeros: start and end only.
-    if persistent:
-        # However well tiles overlap, each takes the time its busiest unit needs for it.
-        least = tiles.iterations * max(pipeline.demand().values(), default=0.0)
-        late = _late_query(pipeline, machine, trace, min(slots, count))
-        per_tile = np.maximum(loop + _tile_turnaround(pipeline, machine, trace), least) + late
-    else:
-        per_tile = loop + start + finish
+    per_tile = whole_tiles(
+        loop, tiles.iterations, persistent, start, finish, tile_turnaround(pipeline, machine, trace),
+        max(pipeline.demand().values(), default=0.0),
+        late_query(
+            machine, fetches_query_late(pipeline), rates, min(slots, count), trace.ii_cycles,
+            0.0 if pipeline.tiles_overlap else finish,
+        ),
+    )  # fmt: skip
     # A persistent CTA starts and ends once; its tiles overlap, so their fill counts only as far as it shows.
     once = start + finish if persistent else 0.0
-    rates = edge_memory_rates(pipeline, machine)
     edges = once + float(edge_memory_cycles(rates, count, slots, persistent, pipeline.tiles_overlap))
     makespan = makespan_cycles(per_tile, tiles, heads, slots, deal) + edges
     share = tiles.weight * heads / slots
@@ -190,7 +198,19 @@ def edge_memory_rates(pipeline: Pipeline, machine: Machine) -> tuple[float, floa
     return read / memory * shared, write / machine.get("l2.store_tbps", memory) * shared, read / engine, write / engine
 
 
-def _tile_turnaround(pipeline: Pipeline, machine: Machine, trace: SmTrace) -> float:
+def whole_tiles(
+    loop: NDArray[np.float64], blocks: NDArray[np.int64], stays: bool | NDArray[np.bool_], start: Cycles, finish: Cycles,
+    turnaround: Cycles, busiest: Cycles, late: Cycles,
+) -> NDArray[np.float64]:  # fmt: skip
+    """Cycles of tiles whose loops take ``loop`` cycles over ``blocks`` blocks, by one program to each or by programs that stay.
+
+    ``start`` and ``finish`` are a program's own, ``turnaround`` and ``late`` what stays between two tiles of a program
+    (`tile_turnaround`, `late_query`), which take each the ``busiest`` unit's time however well they overlap.
+    """
+    return np.where(stays, np.maximum(loop + turnaround, blocks * busiest) + late, loop + start + finish)
+
+
+def tile_turnaround(pipeline: Pipeline, machine: Machine, trace: SmTrace) -> float:
     """Cycles between the tiles of a CTA that lives on."""
     # It prefetches the next query tile and stores the last one under the loop; what stays is the part of fill and drain
     # that exceeds one iteration of overlap between neighbouring tiles.
@@ -201,17 +221,23 @@ def _tile_turnaround(pipeline: Pipeline, machine: Machine, trace: SmTrace) -> fl
     return max(0.0, fill - trace.ii_cycles) - fill
 
 
-def _late_query(pipeline: Pipeline, machine: Machine, trace: SmTrace, slots: int) -> float:
-    """Cycles a tile waits for its Q where that may be fetched only after the last product with the Q of the tile before.
+def fetches_query_late(pipeline: Pipeline) -> bool:
+    """Whether a CTA that lives on fetches a tile's Q only after the last product with the Q of the tile before."""
+    return not pipeline.query_ahead and pipeline.edge_read_bytes > 0
 
-    What is left of that tile then, about an iteration, hides the fetch; ``slots`` programs fetch at about the same time.
+
+def late_query(
+    machine: Machine, late: bool | NDArray[np.bool_], rates: tuple[Cycles, Cycles, Cycles, Cycles], slots: int,
+    period: Cycles, ending: Cycles,
+) -> NDArray[np.float64]:  # fmt: skip
+    """Cycles a tile waits for its Q where that comes ``late`` (`fetches_query_late`).
+
+    What is left of the tile before, about an iteration and its ``ending``, hides the fetch; ``slots`` programs fetch at about the same time.
     """
-    if pipeline.query_ahead or not pipeline.edge_read_bytes:
-        return 0.0
-    shared, _, alone, _ = edge_memory_rates(pipeline, machine)
-    fetch = machine["tma.latency_hbm_cycles"] + max(slots * shared, alone)
-    ending = 0.0 if pipeline.tiles_overlap else pipeline.epilogue_cycles
-    return max(0.0, fetch - trace.ii_cycles - ending)
+    shared, _, alone, _ = rates
+    fetch = machine["tma.latency_hbm_cycles"] + np.maximum(slots * shared, alone)
+    waits: NDArray[np.float64] = np.maximum(0.0, fetch - period - ending) * late
+    return waits
 
 
 def makespan_cycles(per_tile: NDArray[np.float64], tiles: HeadTiles, heads: int, slots: int, deal: Dealing) -> float:

@@ -65,7 +65,10 @@ _FP8_PERMUTES_PER_ELEMENT = 0.5
 
 def build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipeline:
     """The forward loop of ``variant``; legality is the caller's business (`variant.legality`)."""
-    loosest = _build(workload, with_knobs(variant, ALIKE.least_waiting), machine)
+    least = with_knobs(variant, ALIKE.least_waiting)
+    loosest = _build(workload, least, machine)
+    if least is variant:
+        return loosest
     return replace(
         loosest, edges=_waiting(loosest.edges, variant), buffers=_buffers(workload, variant),
         prologue_cycles=_prologue_cycles(variant, machine), query_ahead=variant.q_stages > 1,

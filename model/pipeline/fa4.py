@@ -45,7 +45,10 @@ STATISTICS_SLOT = "statistics slot"
 
 def build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipeline:
     """The forward loop of ``variant``; legality is the caller's business (`variant.legality`)."""
-    loosest = _build(workload, with_knobs(variant, ALIKE.least_waiting), machine)
+    least = with_knobs(variant, ALIKE.least_waiting)
+    loosest = _build(workload, least, machine)
+    if least is variant:
+        return loosest
     parts = _Parts(workload, variant, machine)
     return replace(loosest, edges=parts.waiting(loosest.edges), buffers=parts.buffers())
 

@@ -20,7 +20,7 @@ from tilecast.model.chip.evaluate import evaluate_seconds
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
-from tilecast.model.search.floor import Floors, unmasked_seconds
+from tilecast.model.search.floor import Floors
 
 #: Forecasts are compared to the nanosecond; equal ones keep the order given.
 DIGITS = 9
@@ -35,6 +35,8 @@ class Ranked(NamedTuple):
     #: Position among the variants given: the smaller one wins ties.
     order: int
     floor_seconds: float
+    #: Forecast if masked blocks cost like plain ones (`Floors.simulated`); None where the loop was not simulated.
+    plain_seconds: float | None
     #: None where the floor alone shows that the variant is not among those kept.
     seconds: float | None
 
@@ -71,17 +73,14 @@ def rank(
     names = [group(variant) if group else () for variant in variants]
     forecast: list[Ranked] = []
     dropped: list[Ranked] = []
-    for floor, members in _in_order_of_floors(given, Floors(given, workload, machine, clock), names, board):
+    for floor, members, plain in _in_order_of_floors(given, Floors(given, workload, machine, clock), names, board):
         first = members[0]
         variant, name = variants[first], names[first]
-        if board.takes(floor, name):
-            # Half the simulation already: masked blocks take no less than plain ones.
-            floor = max(floor, unmasked_seconds(workload, machine, variant, clock))
         if not board.takes(floor, name):
-            dropped += [Ranked(variants[order], order, floor, None) for order in members]
+            dropped += [Ranked(variants[order], order, floor, plain, None) for order in members]
             continue
         seconds = round(evaluate_seconds(workload, machine, variant, clock), DIGITS)
-        forecast.append(Ranked(variant, first, floor, seconds))
+        forecast.append(Ranked(variant, first, floor, plain, seconds))
         board.add(name, seconds)
     forecast.sort(key=lambda r: (r.seconds, r.order))
     best: list[Ranked] = []
@@ -95,10 +94,20 @@ def rank(
     return Ranking(tuple(best), tuple(behind), tuple(dropped))
 
 
+class _Waiting(NamedTuple):
+    """Variants that share a floor of some stage, by it; in a heap the earlier ones among equals come first."""
+
+    floor: float
+    first: int
+    stage: int
+    members: list[int]
+    plain: float | None = None
+
+
 def _in_order_of_floors(
     variants: tuple[Variant, ...], floors: Floors, names: Sequence[Hashable], board: _Board
-) -> Iterator[tuple[float, list[int]]]:
-    """(floor, orders) of every variant, by floor; those that ``board`` will not take come in groups with rough ones.
+) -> Iterator[tuple[float, list[int], float | None]]:
+    """(floor, orders, `Ranked.plain_seconds`) of every variant, by floor; those that ``board`` will not take come in groups with rough ones.
 
     Variants wait in groups that share a floor.  The groups whose floor is least come apart into smaller ones with better
     floors, stage by stage, down to single variants with their best floor.
@@ -108,26 +117,30 @@ def _in_order_of_floors(
     stages = (
         (floors.of_demand, floors.by_demand),
         (floors.of_operations, floors.by_operations),
-        (floors.own, lambda members: [[order] for order in members]),
         (floors.dealt, lambda members: [members]),
+        (floors.simulated, lambda members: [[order] for order in members]),
+        (floors.masked, lambda members: [members]),
     )
-    heap: list[tuple[float, int, int, list[int]]] = [(0.0, 0, -1, list(range(len(variants))))]
+    heap = [_Waiting(0.0, 0, -1, list(range(len(variants))))]
     while heap:
-        floor, _, stage, members = heappop(heap)
-        if stage == len(stages) - 1 or not board.takes_any(floor, members, names):
-            yield floor, members
+        least = heappop(heap)
+        floor, stage = least.floor, least.stage
+        if stage == len(stages) - 1 or not board.takes_any(floor, least.members, names):
+            yield floor, least.members, least.plain
             continue
         # Groups that come up soon come apart together: floors are cheaper by the hundred.
-        opened, waiting = [(floor, members)], []
+        opened, waiting = [least], list[_Waiting]()
         for entry in heap:
-            if entry[2] == stage and entry[0] <= floor * _BAND and board.takes_any(entry[0], entry[3], names):
-                opened.append((entry[0], entry[3]))
-            else:
-                waiting.append(entry)
+            soon = entry.stage == stage and entry.floor <= floor * _BAND
+            (opened if soon and board.takes_any(entry.floor, entry.members, names) else waiting).append(entry)
         better, split = stages[stage + 1]
-        parts = [(before, part) for before, members in opened for part in split(members)]
+        parts = [(entry, part) for entry in opened for part in split(entry.members)]
         found = better([part[0] for _, part in parts]).tolist()
-        opens = [(max(f, before), part[0], stage + 1, part) for f, (before, part) in zip(found, parts, strict=True)]
+        simulated = better == floors.simulated
+        opens = []
+        for new, (entry, part) in zip(found, parts, strict=True):
+            best = max(new, entry.floor)
+            opens.append(_Waiting(best, part[0], stage + 1, part, best if simulated else entry.plain))
         heap = waiting + opens
         heapify(heap)
 
