@@ -121,7 +121,7 @@ def play(
     # A persistent CTA starts and ends once; its tiles overlap, so their fill counts only as far as it shows.
     once = start + finish if persistent else 0.0
     edges = once + float(edge_memory_cycles(rates, count, slots, persistent, pipeline.tiles_overlap))
-    makespan = makespan_cycles(per_tile, tiles, heads, slots, deal) + edges
+    makespan = float(makespan_cycles(per_tile[None, :], tiles, heads, slots, deal)[0]) + edges
     share = tiles.weight * heads / slots
     # Slots that get no tile start none.
     started = edges * min(1.0, count / slots)
@@ -240,72 +240,88 @@ def late_query(
     return waits
 
 
-def makespan_cycles(per_tile: NDArray[np.float64], tiles: HeadTiles, heads: int, slots: int, deal: Dealing) -> float:
-    """Length of the longest SM (cycles) when the listed ``tiles`` of each head take ``per_tile`` cycles."""
-    total = float(per_tile.sum()) * tiles.weight * heads
+def makespan_cycles(
+    per_tile: NDArray[np.float64], tiles: HeadTiles, heads: int, slots: int, deal: Dealing
+) -> NDArray[np.float64]:
+    """Length of the longest SM (cycles), of each variant, when the listed ``tiles`` of each head take ``per_tile`` [variant, tile] cycles."""
     count = tiles.count * heads
-    low, high = float(per_tile.min()), float(per_tile.max())
-    if count <= slots or high - low < 1e-9 * max(1.0, high):
-        return -(-count // slots) * high
+    low, high = per_tile.min(axis=1), per_tile.max(axis=1)
+    waves: NDArray[np.float64] = -(-count // slots) * high
+    unlike = high - low >= 1e-9 * np.maximum(1.0, high)
+    if count <= slots or not unlike.any():
+        return waves
     listed = tiles.weight <= 1
     if deal.hand == "turns" and deal.order == "rows" and listed:
-        return _round_robin(per_tile, heads, slots)
-    if not listed or count > (_MOST_PLAYED if deal.hand == "free" else _MOST_DEALT):
+        found = _round_robin(per_tile, heads, slots)
+    elif not listed or count > (_MOST_PLAYED if deal.hand == "free" else _MOST_DEALT):
         # Hand-out in order leaves the last tile's length on average half unfilled: the shortest where those come last.
         last = low if deal.order in ("longest", "longest by few", "last rows") else high
-        return max(high, total / slots + 0.5 * last)
-    sequence = _in_order(per_tile, heads, deal.order)
-    if deal.hand != "free":
-        return _in_turns(sequence, slots, zigzag=deal.hand == "zigzag")
-    free = [0.0] * slots
-    for cycles in sequence.tolist():
-        heapq.heapreplace(free, free[0] + cycles)
-    return max(free)
+        found = np.maximum(high, per_tile.sum(axis=1) * tiles.weight * heads / slots + 0.5 * last)
+    elif deal.hand == "free":
+        found = _to_the_free(_in_order(per_tile, heads, deal.order), slots)
+    else:
+        # Not more at a time than caches hold.
+        some = max(1, _MOST_DEALT // count)
+        parts = (per_tile[at : at + some] for at in range(0, len(per_tile), some))
+        found = np.concatenate(
+            [_in_turns(_in_order(part, heads, deal.order), slots, zigzag=deal.hand == "zigzag") for part in parts]
+        )
+    return np.where(unlike, found, waves)
 
 
 def _in_order(per_tile: NDArray[np.float64], heads: int, order: str) -> NDArray[np.float64]:
     """Tiles of all heads, or their pairs, as they are dealt."""
     if order.startswith("longest"):
-        return np.repeat(np.sort(per_tile)[::-1], heads)
-    one_head = {"rows": per_tile, "last rows": per_tile[::-1]}.get(order)
-    return np.tile(_paired(per_tile) if one_head is None else one_head, heads)
+        return np.repeat(np.sort(per_tile, axis=1)[:, ::-1], heads, axis=1)
+    one_head = {"rows": per_tile, "last rows": per_tile[:, ::-1]}.get(order)
+    return np.tile(_paired(per_tile) if one_head is None else one_head, (1, heads))
 
 
-def _in_turns(sequence: NDArray[np.float64], slots: int, *, zigzag: bool) -> float:
+def _to_the_free(sequence: NDArray[np.float64], slots: int) -> NDArray[np.float64]:
+    """Cycles of the longest slot when each goes to the slot that is free first."""
+    known: dict[bytes, float] = {}
+    for row in sequence:
+        # Knobs that do not hold the loop up leave its tiles as long as they were.
+        if row.tobytes() not in known:
+            free = [0.0] * slots
+            for cycles in row.tolist():
+                heapq.heapreplace(free, free[0] + cycles)
+            known[row.tobytes()] = max(free)
+    return np.array([known[row.tobytes()] for row in sequence])
+
+
+def _in_turns(sequence: NDArray[np.float64], slots: int, *, zigzag: bool) -> NDArray[np.float64]:
     """Cycles of the longest slot when all take one after the other, every second turn backwards where ``zigzag``."""
-    turns = np.zeros((-(-len(sequence) // slots), slots))
-    turns.flat[: len(sequence)] = sequence
+    variants, count = sequence.shape
+    turns = np.zeros((variants, -(-count // slots), slots))
+    turns.reshape(variants, -1)[:, :count] = sequence
     if zigzag:
-        turns[1::2] = turns[1::2, ::-1].copy()
-    return float(turns.sum(axis=0).max())
+        turns[:, 1::2] = turns[:, 1::2, ::-1].copy()
+    longest: NDArray[np.float64] = turns.sum(axis=1).max(axis=1)
+    return longest
 
 
 def _paired(per_tile: NDArray[np.float64]) -> NDArray[np.float64]:
     """Pairs of a long and a short tile of one head; the middle one of an odd count is alone."""
-    half = len(per_tile) // 2
-    return np.append(per_tile[:half] + per_tile[::-1][:half], per_tile[half : len(per_tile) - half])
+    half = per_tile.shape[1] // 2
+    pairs = per_tile[:, :half] + per_tile[:, ::-1][:, :half]
+    return np.concatenate((pairs, per_tile[:, half : per_tile.shape[1] - half]), axis=1)
 
 
-def _round_robin(per_tile: NDArray[np.float64], heads: int, slots: int) -> float:
+def _round_robin(per_tile: NDArray[np.float64], heads: int, slots: int) -> NDArray[np.float64]:
     """Cycles of the longest slot when tiles of ``heads`` equal heads are dealt one after the other, all of them.
 
     A slot's tiles step through the head ``slots`` at a time, and so come again after head / gcd(head, slots) of them:
     where the gcd is large some slots get nothing but long tiles.
     """
-    if len(per_tile) * heads <= slots:
-        return float(per_tile.max())
-    turns = _turns(len(per_tile), heads, slots)
-    cycle = per_tile[turns.tile]
+    turns = _turns(per_tile.shape[1], heads, slots)
+    cycle = per_tile[:, turns.tile]
     # Two rounds, so that any stretch of one is a difference.
-    sums = np.concatenate(
-        (np.zeros((len(cycle), 1)), np.cumsum(np.concatenate((cycle, cycle), axis=1), axis=1)), axis=1
-    )
-    whole, ends, begins = (
-        sums[turns.own, turns.tile.shape[1]],
-        sums[turns.own, turns.ends],
-        sums[turns.own, turns.begins],
-    )
-    return float((turns.rounds * whole + ends - begins).max())
+    sums = np.zeros((*cycle.shape[:2], 2 * cycle.shape[2] + 1))
+    np.cumsum(np.concatenate((cycle, cycle), axis=2), axis=2, out=sums[:, :, 1:])
+    whole, ends, begins = (sums[:, turns.own, at] for at in (cycle.shape[2], turns.ends, turns.begins))
+    longest: NDArray[np.float64] = (turns.rounds * whole + ends - begins).max(axis=1)
+    return longest
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -109,7 +109,6 @@ class Floors:
 
     def __init__(self, variants: tuple[Variant, ...], workload: Workload, machine: Machine, clock: str | float) -> None:
         self.workload, self.machine, self.clock = workload, machine, clock
-        self._played: dict[tuple[int, Dealing, bytes], float] = {}
         self._deals: dict[tuple[str, int], Dealing] = {}
         self.family = variants[0].family if variants else ""
         self.fused = not variants or family_of(variants[0]).fused
@@ -197,7 +196,7 @@ class Floors:
         # Floors that are alike would say nothing about how forecasts that are not fill the last wave.
         unlike = per_tile.max(axis=1) - per_tile.min(axis=1) > 1.0
         if not tiling.alike and unlike.any():
-            cycles[unlike] = self._makespans(tiling, per_tile[unlike], list(compress(deals, unlike)))
+            cycles[unlike] = self._makespans(tiling, per_tile[unlike], list(compress(deals, unlike)), counted=True)
         return cycles + once
 
     def _least(self, tiling: _Tiling, costs: Costs, deals: list[Dealing]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
@@ -235,7 +234,7 @@ class Floors:
         )
         columns = (around.start, around.finish, loops.turnaround, loops.busiest, late)
         per_tile = whole_tiles(cycles, tiling.blocks, stays[:, None], *(column[:, None] for column in columns))
-        return self._makespans(tiling, per_tile, deals) + once
+        return self._makespans(tiling, per_tile, deals, counted=not masks) + once
 
     def _once(self, tiling: _Tiling, around: Around, deals: list[Dealing]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:  # fmt: skip
         """Whether programs stay, and what the launch takes beside its tiles."""
@@ -243,15 +242,18 @@ class Floors:
         memory = edge_memory_cycles(around.rates, tiling.count, tiling.slots, stays, around.overlap)
         return stays, np.where(stays, around.start + around.finish, 0.0) + memory
 
-    def _makespans(self, tiling: _Tiling, per_tile: NDArray[np.float64], deals: list[Dealing]) -> NDArray[np.float64]:
-        """Cycles of the slot that is done last, for rows of cycles by kind of tile."""
+    def _makespans(
+        self, tiling: _Tiling, per_tile: NDArray[np.float64], deals: list[Dealing], *, counted: bool
+    ) -> NDArray[np.float64]:
+        """Cycles of the slot that is done last, for rows of cycles by kind of tile; at least, where what would be played is ``counted``."""
         found = np.empty(len(per_tile))
-        for i, (row, deal) in enumerate(zip(per_tile, deals, strict=True)):
-            # Knobs that do not hold the loop up leave its tiles as long as they were.
-            alike = (id(tiling), deal, row.tobytes())
-            if alike not in self._played:
-                self._played[alike] = makespan_cycles(row[tiling.kind], tiling.tiles, tiling.heads, tiling.slots, deal)
-            found[i] = self._played[alike]
+        for deal in set(deals):
+            here = [i for i, other in enumerate(deals) if other == deal]
+            if counted and deal.hand == "free":
+                found[here] = tiling.spread(per_tile[here])
+                continue
+            listed = per_tile[here][:, tiling.kind]
+            found[here] = makespan_cycles(listed, tiling.tiles, tiling.heads, tiling.slots, deal)
         return found
 
 

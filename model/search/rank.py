@@ -24,8 +24,10 @@ from tilecast.model.search.floor import Floors
 
 #: Forecasts are compared to the nanosecond; equal ones keep the order given.
 DIGITS = 9
-#: Groups whose floors lie within this factor come apart together.
-_BAND = 1.01
+#: Times further apart than this differ when rounded so.
+_APART = 10.0**-DIGITS
+#: Groups whose floors lie within this factor come apart together, but at least so many by demand and at most so many to be forecast.
+_BAND, _LEAST, _MOST = 1.01, 32, 8
 
 
 class Ranked(NamedTuple):
@@ -129,14 +131,18 @@ def _in_order_of_floors(
             yield floor, least.members, least.plain
             continue
         # Groups that come up soon come apart together: floors are cheaper by the hundred.
-        opened, waiting = [least], list[_Waiting]()
+        alike, waiting = list[_Waiting](), list[_Waiting]()
         for entry in heap:
-            soon = entry.stage == stage and entry.floor <= floor * _BAND
-            (opened if soon and board.takes_any(entry.floor, entry.members, names) else waiting).append(entry)
+            (alike if entry.stage == stage else waiting).append(entry)
         better, split = stages[stage + 1]
+        simulated = better == floors.simulated
+        opened = [least]
+        for entry in sorted(alike):
+            soon = entry.floor <= floor * _BAND and (stage < 3 or len(opened) < _MOST)
+            soon = soon or (stage < 1 and len(opened) < _LEAST)
+            (opened if soon and board.takes_any(entry.floor, entry.members, names) else waiting).append(entry)
         parts = [(entry, part) for entry in opened for part in split(entry.members)]
         found = better([part[0] for _, part in parts]).tolist()
-        simulated = better == floors.simulated
         opens = []
         for new, (entry, part) in zip(found, parts, strict=True):
             best = max(new, entry.floor)
@@ -159,7 +165,7 @@ class _Board:
         limit = own[-1] if len(own) == self.per_group else inf
         if len(self.all) >= self.keep:
             limit = min(limit, self.all[self.keep - 1])
-        return round(floor, DIGITS) <= limit
+        return floor <= limit + _APART
 
     def takes_any(self, floor: float, members: Sequence[int], names: Sequence[Hashable]) -> bool:
         """Whether it takes one of ``members`` with such a floor."""

@@ -108,6 +108,7 @@ def test_knobs_leave_alone_what_their_family_says(machine, family, mask) -> None
         verdict = writable(variant, work, chip)
         assert written.setdefault(tuple(getattr(variant, name) for name in alike.written), verdict) == verdict
         own = build_pipeline(work, variant, chip)
+        assert own == find_family(family).build(work, variant, chip)
         common = build_pipeline(work, replace(variant, **alike.same_demand), chip)
         loosest = build_pipeline(work, replace(variant, **alike.least_waiting), chip)
         assert common.demand() == pytest.approx(own.demand(), rel=1e-12)
