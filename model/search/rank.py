@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop
+from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ DIGITS = 9
 #: Times further apart than this differ when rounded so.
 _APART = 10.0**-DIGITS
 #: Groups whose floors lie within this factor come apart together, but at least so many by demand and at most so many to be forecast.
-_BAND, _LEAST, _MOST = 1.01, 32, 8
+_BAND, _LEAST, _MOST = 1.01, 64, 16
 
 
 class Ranked(NamedTuple):
@@ -123,32 +123,33 @@ def _in_order_of_floors(
         (floors.simulated, lambda members: [[order] for order in members]),
         (floors.masked, lambda members: [members]),
     )
-    heap = [_Waiting(0.0, 0, -1, list(range(len(variants))))]
-    while heap:
-        least = heappop(heap)
-        floor, stage = least.floor, least.stage
-        if stage == len(stages) - 1 or not board.takes_any(floor, least.members, names):
-            yield floor, least.members, least.plain
-            continue
-        # Groups that come up soon come apart together: floors are cheaper by the hundred.
-        alike, waiting = list[_Waiting](), list[_Waiting]()
-        for entry in heap:
-            (alike if entry.stage == stage else waiting).append(entry)
-        better, split = stages[stage + 1]
-        simulated = better == floors.simulated
-        opened = [least]
-        for entry in sorted(alike):
-            soon = entry.floor <= floor * _BAND and (stage < 3 or len(opened) < _MOST)
-            soon = soon or (stage < 1 and len(opened) < _LEAST)
-            (opened if soon and board.takes_any(entry.floor, entry.members, names) else waiting).append(entry)
+    heaps: list[list[_Waiting]] = [[] for _ in stages]
+    opened = [_Waiting(0.0, 0, -1, list(range(len(variants))))]
+    while opened:
+        stage = opened[0].stage + 1
+        better, split = stages[stage]
         parts = [(entry, part) for entry in opened for part in split(entry.members)]
         found = better([part[0] for _, part in parts]).tolist()
-        opens = []
         for new, (entry, part) in zip(found, parts, strict=True):
-            best = max(new, entry.floor)
-            opens.append(_Waiting(best, part[0], stage + 1, part, best if simulated else entry.plain))
-        heap = waiting + opens
-        heapify(heap)
+            floor = max(new, entry.floor)
+            plain = floor if better == floors.simulated else entry.plain
+            heappush(heaps[stage], _Waiting(floor, part[0], stage, part, plain))
+        opened = []
+        while not opened and (least := min((heap[0] for heap in heaps if heap), default=None)):
+            heap = heaps[least.stage]
+            heappop(heap)
+            if least.stage == len(stages) - 1 or not board.takes_any(least.floor, least.members, names):
+                yield least.floor, least.members, least.plain
+                continue
+            # Groups that come up soon come apart together: floors are cheaper by the hundred.
+            opened, left = [least], list[_Waiting]()
+            most = _MOST if stages[least.stage + 1][0] == floors.masked else len(variants)
+            many = _LEAST if least.stage == 0 else 0
+            while heap and (len(opened) < many or (heap[0].floor <= least.floor * _BAND and len(opened) < most)):
+                entry = heappop(heap)
+                (opened if board.takes_any(entry.floor, entry.members, names) else left).append(entry)
+            for entry in left:
+                heappush(heap, entry)
 
 
 class _Board:

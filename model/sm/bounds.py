@@ -22,10 +22,6 @@ _TIE = 1e-9
 _SCALE = 1 << 20
 
 
-def _scaled(cycles: float) -> int:
-    return round(cycles * _SCALE)
-
-
 @dataclass(frozen=True, slots=True)
 class ResMii:
     """Resource bound: ``unit`` is busiest with ``cycles`` an iteration.
@@ -141,9 +137,11 @@ class _Graph:
     def arcs(self, ops: Sequence[Op], edges: Sequence[Edge]) -> list[Arc]:
         """Every timed dependence of a pipeline with these ``ops`` and ``edges``, in whole numbers of cycles / _SCALE."""
         issue, runs = self.issue, self.runs
-        alone = {op.name: _scaled(op.min_cycles) for op in ops}
-        held = {op.name: _scaled(held_cycles(op)) for op in ops}
-        of_edges = [(runs[src], issue[dst], alone[src] + _scaled(late), back) for src, dst, back, late, _, _ in edges]
+        alone = {op.name: round(op.min_cycles * _SCALE) for op in ops}
+        held = {op.name: round(op.issue_cycles * _SCALE) if op.engine else alone[op.name] for op in ops}
+        of_edges = [
+            (runs[src], issue[dst], alone[src] + round(late * _SCALE), back) for src, dst, back, late, _, _ in edges
+        ]
         in_order = [(a, b, (held if holds else alone)[op], back) for a, b, op, holds, back in self.order]
         return [*self.queued, *of_edges, *in_order]
 
