@@ -279,15 +279,13 @@ def _in_order(per_tile: NDArray[np.float64], heads: int, order: str) -> NDArray[
 
 def _to_the_free(sequence: NDArray[np.float64], slots: int) -> NDArray[np.float64]:
     """Cycles of the longest slot when each goes to the slot that is free first."""
-    known: dict[bytes, float] = {}
-    for row in sequence:
-        # Knobs that do not hold the loop up leave its tiles as long as they were.
-        if row.tobytes() not in known:
-            free = [0.0] * slots
-            for cycles in row.tolist():
-                heapq.heapreplace(free, free[0] + cycles)
-            known[row.tobytes()] = max(free)
-    return np.array([known[row.tobytes()] for row in sequence])
+    found = []
+    for row in sequence.tolist():
+        free = [0.0] * slots
+        for cycles in row:
+            heapq.heapreplace(free, free[0] + cycles)
+        found.append(max(free))
+    return np.array(found)
 
 
 def _in_turns(sequence: NDArray[np.float64], slots: int, *, zigzag: bool) -> NDArray[np.float64]:

@@ -88,6 +88,8 @@ class Op(NamedTuple):
 
 def of_tile(op: Op, tile: int) -> Op:
     """What ``op`` of query tile 0 is for another one: names tell the tiles apart, nothing else does."""
+    if tile == op.tile:
+        return op
     return op._replace(name=op.name.replace("0", str(tile)), role=op.role.replace("0", str(tile)), tile=tile)
 
 

@@ -133,7 +133,7 @@ class Floors:
         return self._seconds(orders, self._simulated)
 
     def masked(self, orders: Orders) -> NDArray[np.float64]:
-        """Forecasts but for rounding: `simulated`, with masked blocks as they are."""
+        """`simulated`, with masked blocks as they are: forecasts but for rounding where tiles are dealt in turns."""
         return self._seconds(orders, lambda *launch: self._simulated(*launch, masks=True))
 
     def by_demand(self, orders: Sequence[int]) -> list[list[int]]:
@@ -196,7 +196,7 @@ class Floors:
         # Floors that are alike would say nothing about how forecasts that are not fill the last wave.
         unlike = per_tile.max(axis=1) - per_tile.min(axis=1) > 1.0
         if not tiling.alike and unlike.any():
-            cycles[unlike] = self._makespans(tiling, per_tile[unlike], list(compress(deals, unlike)), counted=True)
+            cycles[unlike] = self._makespans(tiling, per_tile[unlike], list(compress(deals, unlike)))
         return cycles + once
 
     def _least(self, tiling: _Tiling, costs: Costs, deals: list[Dealing]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
@@ -234,7 +234,7 @@ class Floors:
         )
         columns = (around.start, around.finish, loops.turnaround, loops.busiest, late)
         per_tile = whole_tiles(cycles, tiling.blocks, stays[:, None], *(column[:, None] for column in columns))
-        return self._makespans(tiling, per_tile, deals, counted=not masks) + once
+        return self._makespans(tiling, per_tile, deals) + once
 
     def _once(self, tiling: _Tiling, around: Around, deals: list[Dealing]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:  # fmt: skip
         """Whether programs stay, and what the launch takes beside its tiles."""
@@ -242,18 +242,17 @@ class Floors:
         memory = edge_memory_cycles(around.rates, tiling.count, tiling.slots, stays, around.overlap)
         return stays, np.where(stays, around.start + around.finish, 0.0) + memory
 
-    def _makespans(
-        self, tiling: _Tiling, per_tile: NDArray[np.float64], deals: list[Dealing], *, counted: bool
-    ) -> NDArray[np.float64]:
-        """Cycles of the slot that is done last, for rows of cycles by kind of tile; at least, where what would be played is ``counted``."""
+    def _makespans(self, tiling: _Tiling, per_tile: NDArray[np.float64], deals: list[Dealing]) -> NDArray[np.float64]:
+        """Cycles of the slot that is done last, for rows of cycles by kind of tile; at least, where tiles go to the slot that is free first."""
         found = np.empty(len(per_tile))
         for deal in set(deals):
             here = [i for i, other in enumerate(deals) if other == deal]
-            if counted and deal.hand == "free":
+            if deal.hand == "free":
+                # Forecasts play that, tile by tile.
                 found[here] = tiling.spread(per_tile[here])
-                continue
-            listed = per_tile[here][:, tiling.kind]
-            found[here] = makespan_cycles(listed, tiling.tiles, tiling.heads, tiling.slots, deal)
+            else:
+                listed = per_tile[here][:, tiling.kind]
+                found[here] = makespan_cycles(listed, tiling.tiles, tiling.heads, tiling.slots, deal)
         return found
 
 

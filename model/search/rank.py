@@ -27,7 +27,7 @@ DIGITS = 9
 #: Times further apart than this differ when rounded so.
 _APART = 10.0**-DIGITS
 #: Groups whose floors lie within this factor come apart together, but at least so many by demand and at most so many to be forecast.
-_BAND, _LEAST, _MOST = 1.01, 64, 16
+_BAND, _LEAST, _MOST = 1.01, 32, 16
 
 
 class Ranked(NamedTuple):

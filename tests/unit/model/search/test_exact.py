@@ -71,7 +71,10 @@ def test_each_floor_is_no_higher_than_the_next_and_none_than_the_forecast(questi
     assert by_operations <= dealt * (1 + 1e-9)
     assert max(dealt, plain) <= masked * (1 + 1e-9)
     assert masked <= seconds
-    assert masked == pytest.approx(seconds, rel=2e-9)
+    if variant.scheduler == "persistent":
+        assert masked == pytest.approx(seconds, rel=2e-9)
+    # Tiles that go to the slot that is free first take less than twice the mean of all slots and the longest of them.
+    assert masked > 0.5 * seconds
 
 
 def _stages(floors: Floors) -> tuple:
