@@ -83,15 +83,15 @@ def masked_extra(trace: SmTrace, masked_trace: SmTrace) -> float:
 
 
 @lru_cache(maxsize=1 << 13)
-def run_chip(workload: Workload, variant: Variant, pipeline: Pipeline, machine: Machine, masks: bool = True) -> ChipRun:
-    """Play one launch: every tile of every head on the machine's SMs; without ``masks`` masked blocks cost like plain ones."""
-    return play(workload, variant, pipeline, machine, 0.0, masks)
+def run_chip(workload: Workload, variant: Variant, pipeline: Pipeline, machine: Machine) -> ChipRun:
+    """Play one launch: every tile of every head on the machine's SMs."""
+    return play(workload, variant, pipeline, machine, 0.0)
 
 
 def play(
     workload: Workload, variant: Variant, pipeline: Pipeline, machine: Machine, extra: float, masks: bool = True
 ) -> ChipRun:
-    """`run_chip` with every block ``extra`` cycles longer than the simulated loop's."""
+    """`run_chip` with every block ``extra`` cycles longer than the simulated loop's; without ``masks`` masked ones cost like plain ones."""
     pair = pipeline.cta_group
     rows = pipeline.rows_per_cta * pair
     tiles = head_tiles(workload, rows, pipeline.keys_per_iteration, first_masked=pipeline.first_block_masked)
