@@ -1,7 +1,8 @@
-"""Rank many variants by forecast without simulating those that cannot win.
+"""Rank many variants by forecast without building, simulating or forecasting those that cannot win.
 
 Every variant first gets a floor, a time no forecast of it can beat: the busiest unit or the heaviest recurrence of its
-loop for every block it has to do, spread over all SMs, at the clock the power limit would allow a kernel that fast.
+loop for every block it has to do, spread over all SMs, at the clock the power limit would allow a kernel that fast; then
+its loop as simulated in plain blocks, and in masked ones.
 Variants are then forecast in the order of their floors until the next floor lies above the last time that is kept.
 The result is the one that forecasting all of them would give.
 """
