@@ -69,6 +69,8 @@ class Family:
     template: str = ""
     #: Whether it is one fused kernel; the unfused class is three launches.
     fused: bool = True
+    #: Whether its loop under a causal mask is that without a mask, masked blocks included.
+    causal_as_none: bool = False
     #: What knobs were called before: files and command lines may still use it.
     old_knobs: Mapping[str, str] = field(default_factory=dict)
 
@@ -83,14 +85,14 @@ FAMILIES: dict[str, Family] = {
         Family("fa4", ("blackwell_ws", "blackwell"), "Gluon, data-centre Blackwell: tcgen05, scores and outputs in tensor memory",
                fa4.Fa4Variant, fa4_pipeline.build, fa4.legality, fa4.writable, fa4.space, fa4.published,
                fa4.structure, fa4.tile, fa4.plainness, fa4.ALIKE, fa4.ring_depth, "blackwell_ws",
-               old_knobs={"stages": "softmax_tiles"}),
+               old_knobs={"stages": "softmax_tiles"}, causal_as_none=True),
         Family("fa3", ("hopper_ws", "hopper"), "Gluon, Hopper: TMA producer, wgmma consumer warpgroups",
                fa3.Fa3Variant, fa3_pipeline.build, fa3.legality, fa3.writable, fa3.space, fa3.published,
                fa3.structure, fa3.tile, fa3.plainness, fa3.ALIKE, fa3.ring_depth, "hopper_ws"),
         Family("fa2", ("triton", "ampere"), "plain Triton, any GPU from Ampere on",
                fa2.Fa2Variant, fa2_pipeline.build, fa2.legality, fa2.writable, fa2.space, fa2.published,
                fa2.structure, fa2.structure, fa2.plainness, fa2.ALIKE, None, "triton",
-               old_knobs={"stages": "kv_stages"}),
+               old_knobs={"stages": "kv_stages"}, causal_as_none=True),
         Family("unfused", (), "three kernels with the score matrix in memory, to compare with",
                unfused.UnfusedVariant, _first_unfused, unfused.legality, unfused.writable, unfused.space,
                unfused.published, unfused.structure, unfused.structure, unfused.plainness,
@@ -228,13 +230,16 @@ def build_pipeline(workload: Workload, variant: Variant, machine: Machine) -> Pi
     The unfused family has three kernels; this returns the first, `pipeline.unfused.kernels` all of them.
     """
     # The scheduler deals tiles and leaves their loop alone: variants that differ in nothing else share one pipeline.
-    return _build(loop_shape(workload), with_knobs(variant, _GRID), machine)
+    shape = loop_shape(workload, family_of(variant).causal_as_none)
+    return _build(shape, with_knobs(variant, _GRID), machine)
 
 
 @lru_cache(maxsize=4096)
-def loop_shape(workload: Workload) -> Workload:
-    """The workload reduced to what a loop body depends on, so that pipelines and simulations are shared between shapes."""
-    return replace(workload, batch=1, heads_q=1, heads_kv=1, seqlen_q=8192, seqlen_k=8192)
+def loop_shape(workload: Workload, causal_as_none: bool = False) -> Workload:
+    """The workload reduced to what a loop body depends on, so that pipelines and simulations are shared between shapes;
+    ``causal_as_none`` as `Family` has it."""
+    mask = "none" if causal_as_none and workload.mask == "causal" else workload.mask
+    return replace(workload, batch=1, heads_q=1, heads_kv=1, seqlen_q=8192, seqlen_k=8192, mask=mask)
 
 
 # As many as the spaces of some forty head dimensions, masks and machines have.

@@ -20,7 +20,6 @@ from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.graph import Pipeline
-from tilecast.model.search.floor import floor_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +35,6 @@ class Pass:
     #: The one level at which variants are compared (`forecast.level.settled`).
     settled: Callable[[Compiler | None, Workload, Machine, Any, str | None, str | float], Compiler | None]
     brief: Callable[[Workload, Machine, Any, str | float, Compiler | None], Brief]
-    #: Seconds that a variant takes at least; 0 where nothing is known at once.
-    floor: Callable[[Workload, Machine, Any, str | float], float]
     #: Name of the kernel that takes longest.
     main: Callable[[Workload, Machine, Any, str | float], str]
     #: (workload, machine, variant, that name) -> its loop, and FLOP of its products for an element of the score tile (None:
@@ -71,6 +68,6 @@ def _chip(workload: Workload, machine: Machine, variant: Variant, name: str) -> 
 
 
 FORWARD = Pass(
-    "fwd", "", _kernel, settled, brief, floor_seconds, lambda workload, machine, variant, clock: "kernel", _loop, _chip,
+    "fwd", "", _kernel, settled, brief, lambda workload, machine, variant, clock: "kernel", _loop, _chip,
     forward_forms,
 )  # fmt: skip

@@ -102,8 +102,9 @@ def main() -> None:
                     whole = timed(partial(predict, work, name, variant))
                     if not first_of_its_loop:
                         ranged.append(whole)
-    report.line("best of the whole space, first question of a head size", fresh, 0.150)
-    report.line("best of the whole space, another length", later, 0.150)
+    for words, asked in (("first question of a head size and mask", fresh), ("another length", later)):
+        report.line(f"best of the whole space, {words}", asked, 0.150)
+        report.line("  the slowest of them", asked, 0.150, worst=True)
     report.line("a named variant", named, 0.015)
     report.line("the same with its interval, another length", ranged, 0.015)
     for words in (("b200", "--causal"), ("h200-sxm",)):

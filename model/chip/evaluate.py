@@ -43,16 +43,10 @@ class Evaluation:
 @lru_cache(maxsize=1 << 14)
 def evaluate(workload: Workload, machine: Machine, variant: Variant, clock: str | float) -> Evaluation:
     """Forecast of a legal ``variant``."""
-    return _evaluate(workload, machine, variant, clock)
-
-
-def _evaluate(
-    workload: Workload, machine: Machine, variant: Variant, clock: str | float, masks: bool = True
-) -> Evaluation:
     if not family_of(variant).fused:
         return _evaluate_unfused(workload, machine, variant, clock)
     pipeline = build_pipeline(loop_shape(workload), variant, machine)
-    chip = run_chip(workload, variant, pipeline, machine, masks)
+    chip = run_chip(workload, variant, pipeline, machine)
     return timed(workload, machine, pipeline, chip, clock)
 
 
@@ -83,14 +77,9 @@ def settled_clock(machine: Machine, activity: Activity, seconds_at: Length, cloc
     return settled
 
 
-def evaluate_seconds(
-    workload: Workload, machine: Machine, variant: Variant, clock: str | float = "sustained", masks: bool = True
-) -> float:
-    """Seconds of the forecast alone, for rankings; ``variant`` must be legal.  Without ``masks`` masked blocks are plain."""
-    if masks:
-        return evaluate(workload, machine, variant, clock).seconds
-    # Searches alone ask for it, and once: it is not kept.
-    return _evaluate(workload, machine, variant, clock, masks).seconds
+def evaluate_seconds(workload: Workload, machine: Machine, variant: Variant, clock: str | float = "sustained") -> float:
+    """Seconds of the forecast alone, for rankings; ``variant`` must be legal."""
+    return evaluate(workload, machine, variant, clock).seconds
 
 
 def launch_activity(

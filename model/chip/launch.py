@@ -52,19 +52,25 @@ class ChipRun:
 
 def tile_cycles(trace: SmTrace, masked_trace: SmTrace, tiles: HeadTiles) -> NDArray[np.float64]:
     """Loop cycles of each listed tile, from the plain and the masked simulation."""
-    extra = masked_extra(trace, masked_trace)
-    ends = np.asarray(trace.iteration_end)
-    known = len(ends)
-    near = ends[np.clip(tiles.iterations, 1, known) - 1]
-    base = np.where(tiles.iterations > 0, near + np.maximum(tiles.iterations - known, 0) * trace.ii_cycles, 0.0)
-    return base + extra * np.minimum(tiles.masked, tiles.iterations)
+    ends = np.asarray(trace.iteration_end)[None, :]
+    (base,) = plain_cycles(ends, np.array([len(trace.iteration_end)]), np.array([trace.ii_cycles]), tiles.iterations)
+    cycles: NDArray[np.float64] = base + masked_extra(trace, masked_trace) * np.minimum(tiles.masked, tiles.iterations)
+    return cycles
 
 
-def _loops_after_the_first(workload: Workload, tiles: HeadTiles) -> NDArray[np.float64]:
-    """Loops that each listed tile has beside its first: one of whole blocks, one for each edge of the mask."""
-    edges = np.minimum(tiles.masked, 2 if workload.mask == "window" else 1)
-    whole = tiles.iterations > tiles.masked
-    return np.maximum(edges + whole - 1.0, 0.0)
+def plain_cycles(
+    ends: NDArray[np.float64], known: NDArray[np.int64], period: NDArray[np.float64], blocks: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Cycles of the loops [variant, tile] of tiles with so many ``blocks``: of each variant the ``ends`` of its first ``known``
+    blocks, and the ``period`` of those behind."""
+    near = np.take_along_axis(ends, np.minimum(np.maximum(blocks, 1), known[:, None]) - 1, axis=1)
+    return np.where(blocks > 0, near + np.maximum(blocks - known[:, None], 0) * period[:, None], 0.0)
+
+
+def loops_after_the_first(workload: Workload, blocks: NDArray[np.int64], masked: NDArray[np.int64]) -> NDArray[np.float64]:  # fmt: skip
+    """Loops beside its first of each tile with so many ``blocks``, ``masked`` among them: one of whole blocks, one for each edge of the mask."""
+    edges = np.minimum(masked, 2 if workload.mask == "window" else 1)
+    return np.maximum(edges + (blocks > masked) - 1.0, 0.0)
 
 
 def masked_extra(trace: SmTrace, masked_trace: SmTrace) -> float:
@@ -77,15 +83,15 @@ def masked_extra(trace: SmTrace, masked_trace: SmTrace) -> float:
 
 
 @lru_cache(maxsize=1 << 13)
-def run_chip(workload: Workload, variant: Variant, pipeline: Pipeline, machine: Machine, masks: bool = True) -> ChipRun:
-    """Play one launch: every tile of every head on the machine's SMs; without ``masks`` masked blocks cost like plain ones."""
-    return play(workload, variant, pipeline, machine, 0.0, masks)
+def run_chip(workload: Workload, variant: Variant, pipeline: Pipeline, machine: Machine) -> ChipRun:
+    """Play one launch: every tile of every head on the machine's SMs."""
+    return play(workload, variant, pipeline, machine, 0.0)
 
 
 def play(
     workload: Workload, variant: Variant, pipeline: Pipeline, machine: Machine, extra: float, masks: bool = True
 ) -> ChipRun:
-    """`run_chip` with every block ``extra`` cycles longer than the simulated loop's."""
+    """`run_chip` with every block ``extra`` cycles longer than the simulated loop's; without ``masks`` masked ones cost like plain ones."""
     pair = pipeline.cta_group
     rows = pipeline.rows_per_cta * pair
     tiles = head_tiles(workload, rows, pipeline.keys_per_iteration, first_masked=pipeline.first_block_masked)
@@ -93,7 +99,8 @@ def play(
     masked_trace = steady_state(pipeline, 2) if masks and tiles.masked.any() else trace
     if extra:
         trace, masked_trace = trace.longer(extra), masked_trace.longer(extra)
-    loop = tile_cycles(trace, masked_trace, tiles) + pipeline.restart_cycles * _loops_after_the_first(workload, tiles)
+    loop = tile_cycles(trace, masked_trace, tiles)
+    loop += pipeline.restart_cycles * loops_after_the_first(workload, tiles.iterations, tiles.masked)
     start, finish = tile_edges(pipeline, machine)
     heads = workload.batch * workload.heads_q
     count = tiles.count * heads
@@ -101,19 +108,20 @@ def play(
     scheduler = launched(variant.family, variant.scheduler, workload, rows, pipeline.keys_per_iteration, slots)
     deal = dealing(variant.family, scheduler)
     persistent = deal.stays
+    rates = edge_memory_rates(pipeline, machine)
     # Empty tiles (no visible key) still write zeros: start and end only.
-    if persistent:
-        # However well tiles overlap, each takes the time its busiest unit needs for it.
-        least = tiles.iterations * max(pipeline.demand().values(), default=0.0)
-        late = _late_query(pipeline, machine, trace, min(slots, count))
-        per_tile = np.maximum(loop + _tile_turnaround(pipeline, machine, trace), least) + late
-    else:
-        per_tile = loop + start + finish
+    per_tile = whole_tiles(
+        loop, tiles.iterations, persistent, start, finish, tile_turnaround(pipeline, machine, trace),
+        max(pipeline.demand().values(), default=0.0),
+        late_query(
+            machine, fetches_query_late(pipeline), rates, min(slots, count), trace.ii_cycles,
+            0.0 if pipeline.tiles_overlap else finish,
+        ),
+    )  # fmt: skip
     # A persistent CTA starts and ends once; its tiles overlap, so their fill counts only as far as it shows.
     once = start + finish if persistent else 0.0
-    rates = edge_memory_rates(pipeline, machine)
     edges = once + float(edge_memory_cycles(rates, count, slots, persistent, pipeline.tiles_overlap))
-    makespan = makespan_cycles(per_tile, tiles, heads, slots, deal) + edges
+    makespan = float(makespan_cycles(per_tile[None, :], tiles, heads, slots, deal)[0]) + edges
     share = tiles.weight * heads / slots
     # Slots that get no tile start none.
     started = edges * min(1.0, count / slots)
@@ -190,7 +198,19 @@ def edge_memory_rates(pipeline: Pipeline, machine: Machine) -> tuple[float, floa
     return read / memory * shared, write / machine.get("l2.store_tbps", memory) * shared, read / engine, write / engine
 
 
-def _tile_turnaround(pipeline: Pipeline, machine: Machine, trace: SmTrace) -> float:
+def whole_tiles(
+    loop: NDArray[np.float64], blocks: NDArray[np.int64], stays: bool | NDArray[np.bool_], start: Cycles, finish: Cycles,
+    turnaround: Cycles, busiest: Cycles, late: Cycles,
+) -> NDArray[np.float64]:  # fmt: skip
+    """Cycles of tiles whose loops take ``loop`` cycles over ``blocks`` blocks, by one program to each or by programs that stay.
+
+    ``start`` and ``finish`` are a program's own, ``turnaround`` and ``late`` what stays between two tiles of a program
+    (`tile_turnaround`, `late_query`), which take each the ``busiest`` unit's time however well they overlap.
+    """
+    return np.where(stays, np.maximum(loop + turnaround, blocks * busiest) + late, loop + start + finish)
+
+
+def tile_turnaround(pipeline: Pipeline, machine: Machine, trace: SmTrace) -> float:
     """Cycles between the tiles of a CTA that lives on."""
     # It prefetches the next query tile and stores the last one under the loop; what stays is the part of fill and drain
     # that exceeds one iteration of overlap between neighbouring tiles.
@@ -201,85 +221,105 @@ def _tile_turnaround(pipeline: Pipeline, machine: Machine, trace: SmTrace) -> fl
     return max(0.0, fill - trace.ii_cycles) - fill
 
 
-def _late_query(pipeline: Pipeline, machine: Machine, trace: SmTrace, slots: int) -> float:
-    """Cycles a tile waits for its Q where that may be fetched only after the last product with the Q of the tile before.
+def fetches_query_late(pipeline: Pipeline) -> bool:
+    """Whether a CTA that lives on fetches a tile's Q only after the last product with the Q of the tile before."""
+    return not pipeline.query_ahead and pipeline.edge_read_bytes > 0
 
-    What is left of that tile then, about an iteration, hides the fetch; ``slots`` programs fetch at about the same time.
+
+def late_query(
+    machine: Machine, late: bool | NDArray[np.bool_], rates: tuple[Cycles, Cycles, Cycles, Cycles], slots: int,
+    period: Cycles, ending: Cycles,
+) -> NDArray[np.float64]:  # fmt: skip
+    """Cycles a tile waits for its Q where that comes ``late`` (`fetches_query_late`).
+
+    What is left of the tile before, about an iteration and its ``ending``, hides the fetch; ``slots`` programs fetch at about the same time.
     """
-    if pipeline.query_ahead or not pipeline.edge_read_bytes:
-        return 0.0
-    shared, _, alone, _ = edge_memory_rates(pipeline, machine)
-    fetch = machine["tma.latency_hbm_cycles"] + max(slots * shared, alone)
-    ending = 0.0 if pipeline.tiles_overlap else pipeline.epilogue_cycles
-    return max(0.0, fetch - trace.ii_cycles - ending)
+    shared, _, alone, _ = rates
+    fetch = machine["tma.latency_hbm_cycles"] + np.maximum(slots * shared, alone)
+    waits: NDArray[np.float64] = np.maximum(0.0, fetch - period - ending) * late
+    return waits
 
 
-def makespan_cycles(per_tile: NDArray[np.float64], tiles: HeadTiles, heads: int, slots: int, deal: Dealing) -> float:
-    """Length of the longest SM (cycles) when the listed ``tiles`` of each head take ``per_tile`` cycles."""
-    total = float(per_tile.sum()) * tiles.weight * heads
+def makespan_cycles(
+    per_tile: NDArray[np.float64], tiles: HeadTiles, heads: int, slots: int, deal: Dealing
+) -> NDArray[np.float64]:
+    """Length of the longest SM (cycles), of each variant, when the listed ``tiles`` of each head take ``per_tile`` [variant, tile] cycles."""
     count = tiles.count * heads
-    low, high = float(per_tile.min()), float(per_tile.max())
-    if count <= slots or high - low < 1e-9 * max(1.0, high):
-        return -(-count // slots) * high
+    low, high = per_tile.min(axis=1), per_tile.max(axis=1)
+    waves: NDArray[np.float64] = -(-count // slots) * high
+    unlike = high - low >= 1e-9 * np.maximum(1.0, high)
+    if count <= slots or not unlike.any():
+        return waves
     listed = tiles.weight <= 1
     if deal.hand == "turns" and deal.order == "rows" and listed:
-        return _round_robin(per_tile, heads, slots)
-    if not listed or count > (_MOST_PLAYED if deal.hand == "free" else _MOST_DEALT):
+        found = _round_robin(per_tile, heads, slots)
+    elif not listed or count > (_MOST_PLAYED if deal.hand == "free" else _MOST_DEALT):
         # Hand-out in order leaves the last tile's length on average half unfilled: the shortest where those come last.
         last = low if deal.order in ("longest", "longest by few", "last rows") else high
-        return max(high, total / slots + 0.5 * last)
-    sequence = _in_order(per_tile, heads, deal.order)
-    if deal.hand != "free":
-        return _in_turns(sequence, slots, zigzag=deal.hand == "zigzag")
-    free = [0.0] * slots
-    for cycles in sequence.tolist():
-        heapq.heapreplace(free, free[0] + cycles)
-    return max(free)
+        found = np.maximum(high, per_tile.sum(axis=1) * tiles.weight * heads / slots + 0.5 * last)
+    elif deal.hand == "free":
+        found = _to_the_free(_in_order(per_tile, heads, deal.order), slots)
+    else:
+        # Not more at a time than caches hold.
+        some = max(1, _MOST_DEALT // count)
+        parts = (per_tile[at : at + some] for at in range(0, len(per_tile), some))
+        found = np.concatenate(
+            [_in_turns(_in_order(part, heads, deal.order), slots, zigzag=deal.hand == "zigzag") for part in parts]
+        )
+    return np.where(unlike, found, waves)
 
 
 def _in_order(per_tile: NDArray[np.float64], heads: int, order: str) -> NDArray[np.float64]:
     """Tiles of all heads, or their pairs, as they are dealt."""
     if order.startswith("longest"):
-        return np.repeat(np.sort(per_tile)[::-1], heads)
-    one_head = {"rows": per_tile, "last rows": per_tile[::-1]}.get(order)
-    return np.tile(_paired(per_tile) if one_head is None else one_head, heads)
+        return np.repeat(np.sort(per_tile, axis=1)[:, ::-1], heads, axis=1)
+    one_head = {"rows": per_tile, "last rows": per_tile[:, ::-1]}.get(order)
+    return np.tile(_paired(per_tile) if one_head is None else one_head, (1, heads))
 
 
-def _in_turns(sequence: NDArray[np.float64], slots: int, *, zigzag: bool) -> float:
+def _to_the_free(sequence: NDArray[np.float64], slots: int) -> NDArray[np.float64]:
+    """Cycles of the longest slot when each goes to the slot that is free first."""
+    found = []
+    for row in sequence.tolist():
+        free = [0.0] * slots
+        for cycles in row:
+            heapq.heapreplace(free, free[0] + cycles)
+        found.append(max(free))
+    return np.array(found)
+
+
+def _in_turns(sequence: NDArray[np.float64], slots: int, *, zigzag: bool) -> NDArray[np.float64]:
     """Cycles of the longest slot when all take one after the other, every second turn backwards where ``zigzag``."""
-    turns = np.zeros((-(-len(sequence) // slots), slots))
-    turns.flat[: len(sequence)] = sequence
+    variants, count = sequence.shape
+    turns = np.zeros((variants, -(-count // slots), slots))
+    turns.reshape(variants, -1)[:, :count] = sequence
     if zigzag:
-        turns[1::2] = turns[1::2, ::-1].copy()
-    return float(turns.sum(axis=0).max())
+        turns[:, 1::2] = turns[:, 1::2, ::-1].copy()
+    longest: NDArray[np.float64] = turns.sum(axis=1).max(axis=1)
+    return longest
 
 
 def _paired(per_tile: NDArray[np.float64]) -> NDArray[np.float64]:
     """Pairs of a long and a short tile of one head; the middle one of an odd count is alone."""
-    half = len(per_tile) // 2
-    return np.append(per_tile[:half] + per_tile[::-1][:half], per_tile[half : len(per_tile) - half])
+    half = per_tile.shape[1] // 2
+    pairs = per_tile[:, :half] + per_tile[:, ::-1][:, :half]
+    return np.concatenate((pairs, per_tile[:, half : per_tile.shape[1] - half]), axis=1)
 
 
-def _round_robin(per_tile: NDArray[np.float64], heads: int, slots: int) -> float:
+def _round_robin(per_tile: NDArray[np.float64], heads: int, slots: int) -> NDArray[np.float64]:
     """Cycles of the longest slot when tiles of ``heads`` equal heads are dealt one after the other, all of them.
 
     A slot's tiles step through the head ``slots`` at a time, and so come again after head / gcd(head, slots) of them:
     where the gcd is large some slots get nothing but long tiles.
     """
-    if len(per_tile) * heads <= slots:
-        return float(per_tile.max())
-    turns = _turns(len(per_tile), heads, slots)
-    cycle = per_tile[turns.tile]
+    turns = _turns(per_tile.shape[1], heads, slots)
+    cycle = per_tile[:, turns.tile]
     # Two rounds, so that any stretch of one is a difference.
-    sums = np.concatenate(
-        (np.zeros((len(cycle), 1)), np.cumsum(np.concatenate((cycle, cycle), axis=1), axis=1)), axis=1
-    )
-    whole, ends, begins = (
-        sums[turns.own, turns.tile.shape[1]],
-        sums[turns.own, turns.ends],
-        sums[turns.own, turns.begins],
-    )
-    return float((turns.rounds * whole + ends - begins).max())
+    sums = np.zeros((*cycle.shape[:2], 2 * cycle.shape[2] + 1))
+    np.cumsum(np.concatenate((cycle, cycle), axis=2), axis=2, out=sums[:, :, 1:])
+    whole, ends, begins = (sums[:, turns.own, at] for at in (cycle.shape[2], turns.ends, turns.begins))
+    longest: NDArray[np.float64] = (turns.rounds * whole + ends - begins).max(axis=1)
+    return longest
 
 
 @dataclass(frozen=True, slots=True, eq=False)

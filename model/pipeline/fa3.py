@@ -65,7 +65,10 @@ _FP8_PERMUTES_PER_ELEMENT = 0.5
 
 def build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipeline:
     """The forward loop of ``variant``; legality is the caller's business (`variant.legality`)."""
-    loosest = _build(workload, with_knobs(variant, ALIKE.least_waiting), machine)
+    least = with_knobs(variant, ALIKE.least_waiting)
+    loosest = _build(workload, least, machine)
+    if least is variant:
+        return loosest
     return replace(
         loosest, edges=_waiting(loosest.edges, variant), buffers=_buffers(workload, variant),
         prologue_cycles=_prologue_cycles(variant, machine), query_ahead=variant.q_stages > 1,
@@ -84,12 +87,11 @@ def _build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipelin
     if spills:
         held = sum(cycles for _, cycles in spills)
         first = [*first, Op("spill0", "spill", "consumer0", spills, held, tile=0)]
-    load = Role("load", (Step("load_k"), Step("load_v")), 1, 24)
-    registers = 240 if variant.warpgroups == 2 else 160
     edges = [edge for g in groups for edge in _group_edges(workload, variant, machine, g)]
     rows = ROWS * variant.warpgroups
     size = workload.dtype_bytes
     o = rows * workload.head_dim_v
+    masked = _mask_work(workload, variant, machine)
     return Pipeline(
         name=f"fa3 {rows}x{variant.tile_n}"
         + (" overlap" if variant.overlap else "")
@@ -97,7 +99,7 @@ def _build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipelin
         machine=machine.name,
         ops=(*_load_ops(workload, variant, machine), *(of_tile(op, g) for g in groups for op in first)),
         edges=tuple(edges),
-        roles=(load, *(Role(f"consumer{g}", program(workload, variant, machine, g, spills=bool(spills)), 4, registers) for g in groups)),
+        roles=_roles(program(workload, variant, machine, spills=bool(spills)), variant.warpgroups),
         buffers=_buffers(workload, variant),
         rows_per_cta=rows,
         keys_per_iteration=variant.tile_n,
@@ -106,8 +108,17 @@ def _build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipelin
         epilogue_cycles=_STATISTICS_CYCLES + o / machine["fma.lanes"] + o / 2.0 / machine["alu.lanes"],
         edge_read_bytes=rows * workload.head_dim_qk * size, edge_write_bytes=o * 2.0,
         tiles_overlap=False, query_ahead=variant.q_stages > 1,
-        mask_demand=tuple((_first_step(workload, variant, machine, g), _mask_work(workload, variant, machine)) for g in groups),
+        mask_demand=tuple((_first_step(workload, variant, machine, g), masked) for g in groups),
     )  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def _roles(program: tuple[Step, ...], warpgroups: int) -> tuple[Role, ...]:
+    """The producer, and consumers whose first has this program."""
+    registers = 240 if warpgroups == 2 else 160
+    programs = (tuple(step._replace(op=step.op.replace("0", str(g))) for step in program) for g in range(warpgroups))
+    load = Role("load", (Step("load_k"), Step("load_v")), 1, 24)
+    return load, *(Role(f"consumer{g}", own, 4, registers) for g, own in enumerate(programs))
 
 
 def _waiting(loosest: tuple[Edge, ...], variant: Fa3Variant) -> tuple[Edge, ...]:

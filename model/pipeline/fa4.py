@@ -39,13 +39,24 @@ _MASKS = {
 _MASKED_PIECES = 4
 #: Knobs that leave the operations of a tile alone.
 _ONE_TILE = {**ALIKE.least_waiting, "softmax_tiles": 1, "split": "q"}
+#: Knobs that leave the dependences alone.
+_SAME_EDGES = {
+    "emulated_share": 0.0,
+    "poly_degree": 3,
+    "load_max": False,
+    "rescale_threshold": 8.0,
+    "scheduler": "grid",
+}
 #: The barrier of edges that free a slot of row statistics; the template's order of steps is read from them.
 STATISTICS_SLOT = "statistics slot"
 
 
 def build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipeline:
     """The forward loop of ``variant``; legality is the caller's business (`variant.legality`)."""
-    loosest = _build(workload, with_knobs(variant, ALIKE.least_waiting), machine)
+    least = with_knobs(variant, ALIKE.least_waiting)
+    loosest = _build(workload, least, machine)
+    if least is variant:
+        return loosest
     parts = _Parts(workload, variant, machine)
     return replace(loosest, edges=parts.waiting(loosest.edges), buffers=parts.buffers())
 
@@ -56,14 +67,14 @@ def _build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipelin
     parts = _Parts(workload, variant, machine)
     tiles = range(variant.softmax_tiles)
     first = _tile_ops(workload, with_knobs(variant, _ONE_TILE), machine)
-    edges = parts.edges()
+    edges = _edges(workload, with_knobs(variant, _SAME_EDGES), machine)
     by_q = variant.split == "q"
     return Pipeline(
         name=f"fa4 {'2-CTA' if variant.cta_group == 2 else '1-CTA'} "
         f"{variant.softmax_tiles}x{variant.tile_m}x{variant.tile_n} split-{variant.split}",
         machine=machine.name,
         ops=(*(of_tile(op, s) for s in tiles for op in first), *parts.load_ops()),
-        edges=tuple(edges),
+        edges=edges,
         roles=_roles(variant.softmax_tiles, variant.split_p),
         buffers=parts.buffers(),
         rows_per_cta=parts.query_rows,
@@ -88,6 +99,12 @@ def _build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipelin
 def _tile_ops(workload: Workload, variant: Fa4Variant, machine: Machine) -> list[Op]:
     """Operations of query tile 0, whatever tiles there are beside it."""
     return _Parts(workload, variant, machine).tile_ops()
+
+
+@lru_cache(maxsize=2048)
+def _edges(workload: Workload, variant: Fa4Variant, machine: Machine) -> tuple[Edge, ...]:
+    """Dependences of a tile's operations, whatever work these are."""
+    return tuple(_Parts(workload, variant, machine).edges())
 
 
 @lru_cache(maxsize=16)

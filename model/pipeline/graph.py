@@ -88,6 +88,8 @@ class Op(NamedTuple):
 
 def of_tile(op: Op, tile: int) -> Op:
     """What ``op`` of query tile 0 is for another one: names tell the tiles apart, nothing else does."""
+    if tile == op.tile:
+        return op
     return op._replace(name=op.name.replace("0", str(tile)), role=op.role.replace("0", str(tile)), tile=tile)
 
 
@@ -224,20 +226,18 @@ def _checked(same_ops: Same[tuple[Op, ...]], same_roles: Same[tuple[Role, ...]],
     index = {op.name: op for op in ops}
     if len(index) != len(ops):
         raise PipelineError(f"pipeline {name}: two operations share a name")
+    total = dict.fromkeys(UNITS, 0.0)
     for op in ops:
         for unit, cycles in op.demand:
-            if unit not in UNITS:
+            if unit not in total:
                 raise PipelineError(f"pipeline {name}: operation {op.name} uses unknown unit '{unit}'")
             if cycles > op.min_cycles * (1 + 1e-9):
                 raise PipelineError(
                     f"pipeline {name}: operation {op.name} needs {cycles:g} cycles of {unit} "
                     f"but claims to finish in {op.min_cycles:g}"
                 )
+            total[unit] += cycles
     programmed = [step.op for role in roles for step in role.program]
     if sorted(programmed) != sorted(index):
         raise PipelineError(f"pipeline {name}: roles must run every operation exactly once")
-    total = dict.fromkeys(UNITS, 0.0)
-    for op in ops:
-        for unit, cycles in op.demand:
-            total[unit] += cycles
     return index, {unit: cycles for unit, cycles in total.items() if cycles > 0}

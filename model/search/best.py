@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from itertools import chain
 
 from tilecast.base.garbage import no_collections
 from tilecast.model.chip.evaluate import PredictError, check_clock, evaluate_seconds, refuse_unknown
@@ -17,7 +18,6 @@ from tilecast.model.families import find_family, loop_shape, native_family
 from tilecast.model.kernel.variant import Variant, emulated_share, with_emulated_share
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, machine_of
-from tilecast.model.search.floor import floor_seconds
 from tilecast.model.search.rank import DIGITS, rank
 
 _SHARE_STEPS = (0.0625, 0.03125, 0.015625)
@@ -47,7 +47,8 @@ class Best:
     """The variant a search ended on, its time, and how much it looked at.
 
     ``near`` is, for each knob, the fastest variant with another value of it among those simulated (fastest first, the best
-    not included): those that a small change of the machine could make the best.
+    not included): those that a small change of the machine could make the best.  Those that were not forecast are compared
+    by their plain blocks.
     """
 
     variant: Variant
@@ -106,11 +107,13 @@ def best(workload: Workload, machine: Machine | str, family: str = "", clock: st
     space = search_space(work, machine, family)
     ranking = rank(space.variants, work, machine, clock=clock, keep=1)
     times = {entry.variant: entry.seconds for entry in (*ranking.best, *ranking.behind) if entry.seconds is not None}
-    variant = ranking.best[0].variant
-    variant = _refine_share(variant, times, work, machine, space, clock)
+    variant = _refine_share(ranking.best[0].variant, times, work, machine, space, clock)
     # The time in full: what is compared is rounded.
     seconds = evaluate_seconds(work, machine, variant, clock)
-    return Best(variant, seconds, space.scope, len(times), len(ranking.dropped), _near(variant, times))
+    entries = chain(ranking.best, ranking.behind, ranking.dropped)
+    plain = {entry.variant: entry.plain_seconds for entry in entries if entry.plain_seconds is not None}
+    near = _near(variant, times, plain, work, machine, clock)
+    return Best(variant, seconds, space.scope, len(plain), len(space.variants) - len(plain), near)
 
 
 def _refine_share(
@@ -132,8 +135,6 @@ def _refine_share(
                 other = with_emulated_share(variant, tried)
                 if other in times or not all(rule(other, workload, machine).legal for rule in rules):
                     continue
-                if round(floor_seconds(workload, machine, other, clock), DIGITS) >= times[variant]:
-                    continue
                 times[other] = round(evaluate_seconds(workload, machine, other, clock), DIGITS)
                 if times[other] < times[variant]:
                     variant, share, moved = other, tried, True
@@ -141,12 +142,20 @@ def _refine_share(
     return variant
 
 
-def _near(chosen: Variant, times: dict[Variant, float]) -> tuple[Variant, ...]:
-    """See `Best.near`."""
+def _near(
+    chosen: Variant, times: dict[Variant, float], plain: dict[Variant, float], workload: Workload, machine: Machine,
+    clock: str | float,
+) -> tuple[Variant, ...]:  # fmt: skip
+    """See `Best.near`; ``times`` are forecasts, ``plain`` is `Ranked.plain_seconds`."""
     others: dict[Variant, float] = {}
     for knob in (f.name for f in fields(chosen)):
-        different = [v for v in times if getattr(v, knob) != getattr(chosen, knob)]
-        if different:
-            fastest = min(different, key=lambda v: times[v])
-            others[fastest] = times[fastest]
+        fastest = {}
+        for known in (times, plain):
+            different = [v for v in known if getattr(v, knob) != getattr(chosen, knob)]
+            if different:
+                variant = min(different, key=lambda v: known[v])
+                fastest[variant] = round(evaluate_seconds(workload, machine, variant, clock), DIGITS)
+        if fastest:
+            variant = min(fastest, key=lambda v: fastest[v])
+            others[variant] = fastest[variant]
     return tuple(sorted(others, key=lambda v: others[v])[:NEAR])

@@ -1,62 +1,47 @@
-"""Times that no forecast of a variant goes below, without simulating it, for many variants at once.
+"""Times that no forecast of a variant goes below, for many variants at once.
 
-`Floors` has them in four strengths, each as good as the one before or better and dearer: from the demand that many
-variants share, from the recurrences of the loosest of the variants with the same operations, from the variant's own
-loop, and from that with its tiles dealt as its scheduler does.
+`Floors` has them in five strengths, each dearer than the one before: from the demand that many variants share, from the
+recurrences of the loosest of the variants with the same operations, from these with tiles dealt as the scheduler does,
+from the variant's own loop as simulated if all blocks were plain ones, and with those blocks that are masked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import compress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilecast.model.chip.dealing import dealing, launched
-from tilecast.model.chip.evaluate import evaluate_seconds, launch_activity
-from tilecast.model.chip.launch import edge_memory_cycles, l2_bytes_per_clk, makespan_cycles, traffic
+from tilecast.model.chip.dealing import Dealing, dealing, launched
+from tilecast.model.chip.evaluate import launch_activity
+from tilecast.model.chip.launch import (
+    edge_memory_cycles,
+    l2_bytes_per_clk,
+    late_query,
+    loops_after_the_first,
+    makespan_cycles,
+    plain_cycles,
+    traffic,
+    whole_tiles,
+)
 from tilecast.model.chip.power import Activity, settled_mhz
 from tilecast.model.chip.tiles import HeadTiles, head_tiles
-from tilecast.model.families import build_pipeline, family_of, loop_shape
+from tilecast.model.families import family_of, loop_shape
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.graph import Pipeline
-from tilecast.model.search.groups import Costs, Groups, Level, groups_of
+from tilecast.model.search.groups import Around, Costs, Groups, Level, Loops, groups_of
 from tilecast.model.search.loop_floor import least_cycles
 
 #: Floors and forecasts round differently.
 _ROUNDING = 1 - 1e-9
 
 Orders = Sequence[int] | NDArray[np.int64]
-
-
-def unmasked_seconds(workload: Workload, machine: Machine, variant: Variant, clock: str | float) -> float:
-    """Seconds if masked blocks cost like plain ones, from the plain simulation; 0 where that is no floor or the forecast."""
-    if not family_of(variant).fused:
-        return 0.0
-    pipeline = build_pipeline(loop_shape(workload), variant, machine)
-    if not _compare_unmasked(workload, pipeline.rows_per_cta * pipeline.cta_group, pipeline.keys_per_iteration):
-        return 0.0
-    return evaluate_seconds(workload, machine, variant, clock, masks=False)
-
-
-@lru_cache(maxsize=256)
-def _compare_unmasked(workload: Workload, rows: int, keys: int) -> bool:
-    """Whether a forecast with plain blocks alone is another one, and no longer than with masked ones."""
-    tiles = head_tiles(workload, rows, keys)
-    if not tiles.masked.any():
-        return False
-    # Tiles alike fill whole waves, tiles that are not are estimated: the two do not compare.
-    return not (np.ptp(tiles.iterations) == 0 and np.ptp(tiles.masked) > 0)
-
-
-def floor_seconds(workload: Workload, machine: Machine, variant: Variant, clock: str | float = "sustained") -> float:
-    """Seconds that no forecast of ``variant`` goes below; no simulation.  0 for the unfused family, which has no loop."""
-    return float(Floors((variant,), workload, machine, clock).dealt((0,))[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,31 +52,36 @@ class _Tiling:
     #: Query rows of a tile, and keys of a block.
     rows: int
     keys: int
-    #: How many blocks the tiles of a head have, how many tiles have so many, and which of the kinds each listed tile is.
+    #: The kinds of tiles: blocks of each, those with masks among them, loops beside the first, how many tiles of a head are of it;
+    #: and which kind each listed tile is.
     blocks: NDArray[np.int64]
+    masked: NDArray[np.int64]
+    more_loops: NDArray[np.float64]
     times: NDArray[np.int64]
     kind: NDArray[np.int64]
-    #: Whether all tiles take the same time, masked blocks included.
+    #: Whether all tiles take the same time, masked blocks included; and whether a forecast with plain blocks alone is no longer
+    #: than with masked ones: tiles alike fill whole waves, tiles that are not are estimated, and the two do not compare.
     alike: bool
+    compares: bool
     heads: int
     slots: int
     l2_bytes: float
-    hbm_bytes: float
+    #: Bytes from the chip's memory, and where the longest tiles of all heads go first.
+    hbm_bytes: tuple[float, float]
 
     @property
     def count(self) -> int:
         """Tiles of the launch."""
         return self.tiles.count * self.heads
 
-    @property
-    def turns(self) -> int:
-        """Tiles of the busiest slot if all take the same time."""
-        return -(-self.count // self.slots)
-
-    @property
-    def share(self) -> float:
-        """Tiles of a slot on average, for every tile listed."""
-        return self.tiles.weight * self.heads / self.slots
+    def spread(self, per_tile: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Cycles of the slot that is done last, at least, for rows of cycles by kind of tile: however they are dealt."""
+        longest: NDArray[np.float64] = per_tile.max(axis=1)
+        if self.alike:
+            return -(-self.count // self.slots) * longest
+        # It is done no sooner than all are on average, nor than the longest tile.
+        average: NDArray[np.float64] = per_tile @ self.times * (self.tiles.weight * self.heads / self.slots)
+        return np.maximum(average, longest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +91,14 @@ class _Launches:
     tilings: tuple[_Tiling, ...]
     #: Which tiling a demand has.
     tiling: NDArray[np.int64]
+    #: What it does, the bytes from the chip's memory apart: see `_Tiling.hbm_bytes`, [which, demand].
     activity: Activity
     l2_cycles: NDArray[np.float64]
-    hbm_seconds: NDArray[np.float64]
+    hbm_bytes: NDArray[np.float64]
+
+
+#: (tiling, variants by position, how each deals) -> cycles of their tiles on the machine's SMs.
+_SmCycles = Callable[[_Tiling, NDArray[np.int64], list[Dealing]], NDArray[np.float64]]
 
 
 class Floors:
@@ -114,7 +109,7 @@ class Floors:
 
     def __init__(self, variants: tuple[Variant, ...], workload: Workload, machine: Machine, clock: str | float) -> None:
         self.workload, self.machine, self.clock = workload, machine, clock
-        self._played: dict[tuple[int, str, bytes], float] = {}
+        self._deals: dict[tuple[str, int], Dealing] = {}
         self.family = variants[0].family if variants else ""
         self.fused = not variants or family_of(variants[0]).fused
         if self.fused:
@@ -123,19 +118,23 @@ class Floors:
 
     def of_demand(self, orders: Orders) -> NDArray[np.float64]:
         """Floors by demand, the same for all variants that share it and their scheduler."""
-        return self._seconds(self.groups.demand, orders) if self.fused else np.zeros(len(orders))
+        return self._seconds(orders, lambda *launch: self._on_average(self.groups.demand, *launch))
 
     def of_operations(self, orders: Orders) -> NDArray[np.float64]:
         """Floors by demand and by the recurrences of the variant with the same operations that waits least."""
-        return self._seconds(self.groups.operations, orders) if self.fused else np.zeros(len(orders))
-
-    def own(self, orders: Orders) -> NDArray[np.float64]:
-        """Floors by demand and by the recurrences of a variant's own loop."""
-        return self._seconds(self.groups.loop, orders) if self.fused else np.zeros(len(orders))
+        return self._seconds(orders, lambda *launch: self._on_average(self.groups.operations, *launch))
 
     def dealt(self, orders: Orders) -> NDArray[np.float64]:
-        """`own`, with tiles of unlike length dealt as the variant's scheduler does."""
-        return self._seconds(self.groups.loop, orders, dealt=True) if self.fused else np.zeros(len(orders))
+        """`of_operations`, with tiles of unlike length dealt as the variant's scheduler does."""
+        return self._seconds(orders, self._dealt)
+
+    def simulated(self, orders: Orders) -> NDArray[np.float64]:
+        """Forecasts if masked blocks cost like plain ones, from a variant's own loop as simulated; of memory alone where that is no floor."""
+        return self._seconds(orders, self._simulated)
+
+    def masked(self, orders: Orders) -> NDArray[np.float64]:
+        """`simulated`, with masked blocks as they are: forecasts but for rounding where tiles are dealt in turns."""
+        return self._seconds(orders, lambda *launch: self._simulated(*launch, masks=True))
 
     def by_demand(self, orders: Sequence[int]) -> list[list[int]]:
         """``orders`` in groups whose floors `of_demand` are one."""
@@ -152,98 +151,153 @@ class Floors:
             found.setdefault((number, self.groups.schedulers[order]), []).append(order)
         return list(found.values())
 
-    def _seconds(self, level: Level, orders: Orders, dealt: bool = False) -> NDArray[np.float64]:
+    def _seconds(self, orders: Orders, sm_cycles: _SmCycles) -> NDArray[np.float64]:
+        if not self.fused:
+            return np.zeros(len(orders))
         index = np.asarray(orders, dtype=np.int64)
         launches, launch = self.launches, self.groups.demand.number[index]
-        costs, numbers = level.costs(index), launches.tiling[launch]
+        numbers = launches.tiling[launch]
+        deals = [
+            self._deal(self.groups.schedulers[order], number) for order, number in zip(index, numbers, strict=True)
+        ]
         cycles = np.empty(len(index))
         for number in np.unique(numbers):
             here = np.flatnonzero(numbers == number)
-            tiling = launches.tilings[number]
-            schedulers = [self._launched(self.groups.schedulers[order], tiling) for order in index[here]]
-            cycles[here] = self._sm_cycles(tiling, costs.of(here), schedulers, dealt)
+            cycles[here] = sm_cycles(launches.tilings[number], index[here], [deals[i] for i in here])
         cycles = np.maximum(cycles, launches.l2_cycles[launch])
-        hbm = launches.hbm_seconds[launch]
+        hbm_bytes = launches.hbm_bytes[[int(deal.order == "longest") for deal in deals], launch]
+        hbm = hbm_bytes / (self.machine["hbm.tbps_achieved"] * 1e12)
         if isinstance(self.clock, str):
-            activity = _of(launches.activity, launch)
+            activity = _of(launches.activity, launch, hbm_bytes)
             mhz: float | NDArray[np.float64] = settled_mhz(self.machine, activity, cycles, hbm, self.clock)
         else:
             mhz = float(self.clock)
         floors: NDArray[np.float64] = _ROUNDING * np.maximum(cycles / (mhz * 1e6), hbm)
         return floors + self.machine["launch.kernel_us"] * 1e-6
 
-    def _launched(self, scheduler: str, tiling: _Tiling) -> str:
-        return launched(self.family, scheduler, self.workload, tiling.rows, tiling.keys, tiling.slots)
+    def _deal(self, scheduler: str, number: int) -> Dealing:
+        """How the tiles of a tiling are dealt."""
+        deal = self._deals.get((scheduler, number))
+        if deal is None:
+            t = self.launches.tilings[number]
+            run = launched(self.family, scheduler, self.workload, t.rows, t.keys, t.slots)
+            deal = self._deals[scheduler, number] = dealing(self.family, run)
+        return deal
 
-    def _sm_cycles(self, tiling: _Tiling, costs: Costs, schedulers: list[str], dealt: bool) -> NDArray[np.float64]:
-        """Cycles of all tiles on the machine's SMs if their loops take what ``costs`` say, for each variant."""
-        deals = [dealing(self.family, scheduler) for scheduler in schedulers]
-        persistent = np.array([deal.stays for deal in deals])
-        both = costs.start + costs.finish
-        rates = costs.read_shared, costs.write_shared, costs.read_alone, costs.write_alone
-        memory = edge_memory_cycles(rates, tiling.count, tiling.slots, persistent, costs.overlap)
-        # Around the loop of every tile, and of the launch: what no loop hides.
-        turn = np.where(costs.overlap, 0.0, costs.finish - self.machine["tma.latency_l2_cycles"])
-        edge = np.where(persistent, turn, both)[:, None]
-        once = np.where(persistent, both, 0.0) + memory
+    def _on_average(self, level: Level, tiling: _Tiling, orders: NDArray[np.int64], deals: list[Dealing]) -> NDArray[np.float64]:  # fmt: skip
+        """Cycles of all tiles on the machine's SMs at least, however they are dealt."""
+        per_tile, once = self._least(tiling, Costs.read(level.rows(orders)), deals)
+        return tiling.spread(per_tile) + once
+
+    def _dealt(self, tiling: _Tiling, orders: NDArray[np.int64], deals: list[Dealing]) -> NDArray[np.float64]:
+        """The same as they are dealt."""
+        per_tile, once = self._least(tiling, Costs.read(self.groups.operations.rows(orders)), deals)
+        cycles = tiling.spread(per_tile)
+        # Floors that are alike would say nothing about how forecasts that are not fill the last wave.
+        unlike = per_tile.max(axis=1) - per_tile.min(axis=1) > 1.0
+        if not tiling.alike and unlike.any():
+            cycles[unlike] = self._makespans(tiling, per_tile[unlike], list(compress(deals, unlike)))
+        return cycles + once
+
+    def _least(self, tiling: _Tiling, costs: Costs, deals: list[Dealing]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
+        """Cycles of each kind of tile if the loops take what ``costs`` say, and what the launch takes besides."""
+        around = costs.around
+        stays, once = self._once(tiling, around, deals)
+        # Around the loop of every tile: what no loop hides.
+        turn = np.where(around.overlap, 0.0, around.finish - self.machine["tma.latency_l2_cycles"])
+        edge = np.where(stays, turn, around.start + around.finish)[:, None]
         blocks = tiling.blocks[None, :]
         loose, laps, cycles = costs.loose[:, None], costs.laps[:, None], costs.cycles[:, None]
-        unit_cycles, around = costs.unit_cycles[:, None], (costs.before + costs.after)[:, None]
-        loops = least_cycles(blocks, unit_cycles, cycles, laps, loose, around)
+        unit_cycles, inside = costs.unit_cycles[:, None], (costs.before + costs.after)[:, None]
+        loops = least_cycles(blocks, unit_cycles, cycles, laps, loose, inside)
         # The start of a tile's loop hides under the end of the one before: at most one iteration and the fill.
         inner = np.maximum(blocks - loose - 1, 0) // laps * cycles
-        hidden = (persistent & costs.overlap)[:, None]
-        per_tile = np.maximum(np.where(hidden, inner, loops + edge), blocks * unit_cycles)
-        longest = per_tile.max(axis=1)
-        if tiling.alike:
-            waves: NDArray[np.float64] = tiling.turns * longest + once
-            return waves
-        # However tiles are dealt, the last slot is done no sooner than all on average, nor than its longest tile.
-        floors: NDArray[np.float64] = np.maximum(per_tile @ tiling.times * tiling.share, longest)
-        # Floors that are alike would say nothing about how forecasts that are not fill the last wave.
-        for i in np.flatnonzero(longest - per_tile.min(axis=1) > 1.0) if dealt else ():
-            # Knobs that do not hold the loop up leave its tiles as long as they were.
-            alike = (id(tiling), schedulers[i], per_tile[i].tobytes())
-            if alike not in self._played:
-                listed = per_tile[i, tiling.kind]
-                self._played[alike] = makespan_cycles(listed, tiling.tiles, tiling.heads, tiling.slots, deals[i])
-            floors[i] = self._played[alike]
-        total: NDArray[np.float64] = floors + once
-        return total
+        hidden = (stays & around.overlap)[:, None]
+        return np.maximum(np.where(hidden, inner, loops + edge), blocks * unit_cycles), once
+
+    def _simulated(
+        self, tiling: _Tiling, orders: NDArray[np.int64], deals: list[Dealing], *, masks: bool = False
+    ) -> NDArray[np.float64]:
+        """Cycles of all tiles, without ``masks`` if all blocks were plain ones; 0 where that says nothing of masked ones."""
+        if not masks and not tiling.compares:
+            return np.zeros(len(orders))
+        loops = Loops.read(self.groups.loop.rows(orders))
+        around = loops.around
+        stays, once = self._once(tiling, around, deals)
+        cycles = plain_cycles(loops.ends, loops.known, loops.period, tiling.blocks)
+        if masks and tiling.masked.any():
+            cycles += self.groups.masks.rows(orders) * tiling.masked
+        cycles += loops.restart[:, None] * tiling.more_loops
+        ending = np.where(around.overlap, 0.0, around.finish)
+        late = late_query(
+            self.machine, around.late, around.rates, min(tiling.slots, tiling.count), loops.period, ending
+        )
+        columns = (around.start, around.finish, loops.turnaround, loops.busiest, late)
+        per_tile = whole_tiles(cycles, tiling.blocks, stays[:, None], *(column[:, None] for column in columns))
+        return self._makespans(tiling, per_tile, deals) + once
+
+    def _once(self, tiling: _Tiling, around: Around, deals: list[Dealing]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:  # fmt: skip
+        """Whether programs stay, and what the launch takes beside its tiles."""
+        stays = np.array([deal.stays for deal in deals])
+        memory = edge_memory_cycles(around.rates, tiling.count, tiling.slots, stays, around.overlap)
+        return stays, np.where(stays, around.start + around.finish, 0.0) + memory
+
+    def _makespans(self, tiling: _Tiling, per_tile: NDArray[np.float64], deals: list[Dealing]) -> NDArray[np.float64]:
+        """Cycles of the slot that is done last, for rows of cycles by kind of tile; at least, where tiles go to the slot that is free first."""
+        found = np.empty(len(per_tile))
+        for deal in set(deals):
+            here = [i for i, other in enumerate(deals) if other == deal]
+            if deal.hand == "free":
+                # Forecasts play that, tile by tile.
+                found[here] = tiling.spread(per_tile[here])
+            else:
+                listed = per_tile[here][:, tiling.kind]
+                found[here] = makespan_cycles(listed, tiling.tiles, tiling.heads, tiling.slots, deal)
+        return found
 
 
 @lru_cache(maxsize=8)
 def _launches(groups: Groups, workload: Workload, machine: Machine) -> _Launches:
     """The launches of every demand, whatever the clock: the next clock asks again."""
-    tilings: dict[tuple[int, int, int], _Tiling] = {}
+    tilings: dict[tuple[int, int, int, bool], _Tiling] = {}
     numbers, activities, l2, hbm = [], [], [], []
-    memory = machine["hbm.tbps_achieved"] * 1e12
     for pipeline in groups.pipelines:
         pair = pipeline.cta_group
         slots = int(machine["chip.sm_count"]) // pair * pipeline.ctas_per_sm
-        size = pipeline.rows_per_cta * pair, pipeline.keys_per_iteration, slots
+        size = pipeline.rows_per_cta * pair, pipeline.keys_per_iteration, slots, pipeline.first_block_masked
         tiling = tilings.get(size)
         if tiling is None:
             tiling = tilings[size] = _tiling(workload, pipeline, machine, slots)
         iterations = tiling.tiles.total_iterations * tiling.heads
-        activities.append(launch_activity(workload, machine, pipeline, iterations, tiling.l2_bytes, tiling.hbm_bytes))
+        activities.append(launch_activity(workload, machine, pipeline, iterations, tiling.l2_bytes, 0.0))
         numbers.append(list(tilings).index(size))
         l2.append(tiling.l2_bytes / l2_bytes_per_clk(workload, tiling.tiles, machine))
-        hbm.append(tiling.hbm_bytes / memory)
+        hbm.append(tiling.hbm_bytes)
     return _Launches(
-        tuple(tilings.values()), np.array(numbers, dtype=np.int64), _together(activities), np.array(l2), np.array(hbm)
+        tuple(tilings.values()), np.array(numbers, dtype=np.int64), _together(activities), np.array(l2), np.array(hbm).T
     )
 
 
 def _tiling(workload: Workload, pipeline: Pipeline, machine: Machine, slots: int) -> _Tiling:
     pair = pipeline.cta_group
     rows, keys = pipeline.rows_per_cta * pair, pipeline.keys_per_iteration
-    tiles = head_tiles(workload, rows, keys)
-    blocks, kind, times = np.unique(tiles.iterations, return_inverse=True, return_counts=True)
-    alike = len(blocks) == 1 and bool(np.ptp(tiles.masked) == 0)
+    tiles = head_tiles(workload, rows, keys, first_masked=pipeline.first_block_masked)
     heads = workload.batch * workload.heads_q
-    l2, hbm = traffic(workload, pipeline, machine, tiles, heads, pair, slots)
-    return _Tiling(tiles, rows, keys, blocks, times, kind, alike, heads, slots, l2, hbm)
+    more = loops_after_the_first(workload, tiles.iterations, tiles.masked)
+    _, first, kind, times = np.unique(
+        tiles.iterations * (tiles.masked.max() + 1) + tiles.masked,
+        return_index=True, return_inverse=True, return_counts=True,
+    )  # fmt: skip
+    same = np.ptp(tiles.iterations) == 0
+    masked = np.ptp(tiles.masked) > 0
+    (l2, hbm), (_, longest) = (
+        traffic(workload, pipeline, machine, tiles, heads, pair, slots, order) for order in ("rows", "longest")
+    )
+    return _Tiling(
+        tiles, rows, keys, tiles.iterations[first], tiles.masked[first], more[first], times, kind, bool(same and not masked),
+        not (same and masked),
+        heads, slots, l2, (hbm, longest),
+    )  # fmt: skip
 
 
 def _together(activities: Sequence[Activity]) -> Activity:
@@ -261,8 +315,8 @@ def _together(activities: Sequence[Activity]) -> Activity:
     )  # fmt: skip
 
 
-def _of(activity: Activity, index: NDArray[np.int64]) -> Activity:
-    """Some of the launches of `_together`."""
+def _of(activity: Activity, index: NDArray[np.int64], hbm_bytes: NDArray[np.float64]) -> Activity:
+    """Some of the launches of `_together`, with so many bytes from the chip's memory."""
     many: Any = activity
     units = tuple((unit, cycles[index]) for unit, cycles in many.unit_cycles)
-    return Activity(many.tensor_flop[index], activity.dtype, units, many.l2_bytes[index], many.hbm_bytes[index])
+    return Activity(many.tensor_flop[index], activity.dtype, units, many.l2_bytes[index], hbm_bytes)  # type: ignore[arg-type]

@@ -6,29 +6,55 @@ Nothing here depends on how long the sequences are: a search for another length 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilecast.base.same import Same
-from tilecast.model.chip.launch import edge_memory_rates, tile_edges
+from tilecast.model.chip.launch import (
+    edge_memory_rates,
+    fetches_query_late,
+    masked_extra,
+    tile_edges,
+    tile_turnaround,
+)
 from tilecast.model.families import build_pipeline, family_of
 from tilecast.model.kernel.alike import key_without, with_knobs
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.graph import Pipeline
-from tilecast.model.search.loop_floor import LoopFloor, loop_of, unit_floor
+from tilecast.model.search.loop_floor import LoopFloor, loop_floor, unit_floor
+from tilecast.model.sm.simulate import LONGEST_WINDOW, SmTrace, steady_state
 
 Column = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
+class Around:
+    """What surrounds the loops of tiles, a number to each variant."""
+
+    #: See `tile_edges`.
+    start: Column
+    finish: Column
+    #: See `edge_memory_rates`.
+    rates: tuple[Column, Column, Column, Column]
+    #: Whether neighbouring tiles of one CTA overlap, and whether its next Q comes late (`fetches_query_late`).
+    overlap: NDArray[np.bool_]
+    late: NDArray[np.bool_]
+
+    @staticmethod
+    def row(pipeline: Pipeline, machine: Machine) -> tuple[float, ...]:
+        """Its numbers of one variant."""
+        rates = edge_memory_rates(pipeline, machine)
+        return (*tile_edges(pipeline, machine), *rates, pipeline.tiles_overlap, fetches_query_late(pipeline))
+
+
+@dataclass(frozen=True, slots=True)
 class Costs:
-    """Cycles of tiles, a number to each variant: the fields of `LoopFloor`, and what surrounds a tile's loop."""
+    """Cycles of tiles at least, a number to each variant: the fields of `LoopFloor`, and what surrounds a tile's loop."""
 
     unit_cycles: Column
     cycles: Column
@@ -36,92 +62,138 @@ class Costs:
     loose: Column
     before: Column
     after: Column
-    #: See `tile_edges`.
-    start: Column
-    finish: Column
-    #: See `edge_memory_rates`.
-    read_shared: Column
-    write_shared: Column
-    read_alone: Column
-    write_alone: Column
-    #: Whether neighbouring tiles of one CTA overlap.
-    overlap: NDArray[np.bool_]
+    around: Around
 
-    def of(self, index: NDArray[np.int64]) -> Costs:
-        """Those of some of the variants."""
-        columns: list[Any] = [getattr(self, f.name)[index] for f in fields(self)]
-        return Costs(*columns)
+    @staticmethod
+    def row(loop: LoopFloor, pipeline: Pipeline, machine: Machine) -> tuple[float, ...]:
+        """Its numbers of one variant."""
+        numbers = loop.unit_cycles, loop.cycles, loop.laps, loop.loose, loop.before, loop.after
+        return *numbers, *Around.row(pipeline, machine)
+
+    @classmethod
+    def read(cls, rows: Column) -> Costs:
+        """From rows of many variants, one below the other."""
+        unit_cycles, cycles, laps, loose, before, after = rows[:, :6].T
+        return cls(unit_cycles, cycles, laps, loose, before, after, _around(rows[:, 6:]))
+
+
+@dataclass(frozen=True, slots=True)
+class Loops:
+    """The loops of tiles as simulated in blocks without masks, a number to each variant."""
+
+    #: Cycles a block once it repeats, after how many blocks that is known, and cycles a block of the busiest unit.
+    period: Column
+    known: NDArray[np.int64]
+    busiest: Column
+    #: See `tile_turnaround`, and `Pipeline.restart_cycles`.
+    turnaround: Column
+    restart: Column
+    around: Around
+    #: End of each of the blocks known, [variant, block].
+    ends: Column
+
+    @staticmethod
+    def row(trace: SmTrace, pipeline: Pipeline, machine: Machine) -> tuple[float, ...]:
+        """Its numbers of one variant."""
+        ends = trace.iteration_end
+        known, busiest = len(ends), max(pipeline.demand().values(), default=0.0)
+        turnaround = tile_turnaround(pipeline, machine, trace)
+        numbers = trace.ii_cycles, known, busiest, turnaround, pipeline.restart_cycles
+        return *numbers, *Around.row(pipeline, machine), *ends, *(LONGEST_WINDOW - known) * (0.0,)
+
+    @classmethod
+    def read(cls, rows: Column) -> Loops:
+        """From rows of many variants, one below the other."""
+        period, known, busiest, turnaround, restart = rows[:, :5].T
+        return cls(period, known.astype(np.int64), busiest, turnaround, restart, _around(rows[:, 5:13]), rows[:, 13:])
+
+
+def _around(rows: Column) -> Around:
+    start, finish, *rates, overlap, late = rows.T
+    return Around(start, finish, (rates[0], rates[1], rates[2], rates[3]), overlap.astype(bool), late.astype(bool))
 
 
 class Level:
-    """One way to group variants: the group of each, and the costs of a group's tiles, worked out when asked for."""
+    """One way to group variants: the group of each, and a row of numbers to each group, worked out when asked for."""
 
     def __init__(
-        self, number: NDArray[np.int64], first: Sequence[int], cost: Callable[[int], tuple[float, ...]]
+        self, number: NDArray[np.int64], first: Sequence[int], row: Callable[[int], tuple[float, ...]]
     ) -> None:
         self.number = number
-        self._first, self._cost = first, cost
-        self._table = np.empty((len(fields(Costs)), len(first)))
-        self._known = np.zeros(len(first), dtype=bool)
+        self._first, self._row = first, row
+        self._place = np.full(len(first), -1)
+        self._table: NDArray[np.float64] = np.empty((0, 0))
 
-    def costs(self, orders: NDArray[np.int64]) -> Costs:
-        """A number of each kind to each of the variants at ``orders``."""
+    def rows(self, orders: NDArray[np.int64]) -> Column:
+        """The row of each of the variants at ``orders``."""
         groups = self.number[orders]
-        for group in np.unique(groups[~self._known[groups]]):
-            self._table[:, group] = self._cost(self._first[group])
-            self._known[group] = True
-        *numbers, overlap = self._table[:, groups]
-        columns: list[Any] = [*numbers, overlap.astype(bool)]
-        return Costs(*columns)
+        asked = np.unique(groups[self._place[groups] < 0])
+        if len(asked):
+            found = np.array([self._row(self._first[group]) for group in asked])
+            self._place[asked] = np.arange(len(asked)) + len(self._table)
+            self._table = np.concatenate((self._table, found)) if len(self._table) else found
+        rows: Column = self._table[self._place[groups]]
+        return rows
 
 
 class Groups:
     """Variants of one fused class at one shape of the loop on one machine.
 
     ``demand``, ``operations`` and ``loop`` group them ever finer, whatever their scheduler, which deals tiles and leaves
-    their loop alone.  ``pipelines`` has the pipeline of each demand that starts soonest.
+    their loop alone; ``masks`` has what a block with masks takes beyond a plain one (`masked_extra`).  ``pipelines`` has
+    the pipeline of each demand that starts soonest.
     """
 
     def __init__(self, variants: tuple[Variant, ...], shape: Workload, machine: Machine) -> None:
         self.variants, self.shape, self.machine = variants, shape, machine
         self.schedulers = [variant.scheduler for variant in variants]
         alike = family_of(variants[0]).alike
-        demand, first = self._numbers({*alike.same_demand, "scheduler"})
+        each = np.arange(len(variants)), list(range(len(variants)))
+        loops = self._coarser(*each, {"scheduler"})
+        operations = self._coarser(*loops, {*alike.least_waiting, "scheduler"})
+        demand, first = self._coarser(*operations, {*alike.same_demand, "scheduler"})
         self.pipelines = tuple(self._pipeline(order) for order in first)
-        self.demand = Level(demand, first, self._cost_of_demand)
-        self.operations = Level(*self._numbers({*alike.least_waiting, "scheduler"}), self._cost_of_operations)
-        self.loop = Level(*self._numbers({"scheduler"}), self._cost_of_own)
+        self.demand = Level(demand, first, self._row_of_demand)
+        self.operations = Level(*operations, self._row_of_operations)
+        self.loop = Level(*loops, self._row_of_loop)
+        self.masks = Level(*loops, self._row_of_masks)
 
-    def _numbers(self, knobs: set[str]) -> tuple[NDArray[np.int64], list[int]]:
-        """The group of each variant among those that differ in ``knobs`` alone, and the first member of each group."""
+    def _coarser(
+        self, finer: NDArray[np.int64], members: list[int], knobs: set[str]
+    ) -> tuple[NDArray[np.int64], list[int]]:
+        """The group of each variant among those that differ in ``knobs`` alone, and the first member of each; from groups that
+        differ in some of the knobs."""
         key = key_without(type(self.variants[0]), knobs)
         groups: dict[Hashable, int] = {}
         first: list[int] = []
-        numbers = np.empty(len(self.variants), dtype=np.int64)
-        for order, variant in enumerate(self.variants):
-            group = groups.setdefault(key(variant), len(groups))
+        numbers = []
+        for order in members:
+            group = groups.setdefault(key(self.variants[order]), len(groups))
             if group == len(first):
                 first.append(order)
-            numbers[order] = group
-        return numbers, first
+            numbers.append(group)
+        return np.array(numbers)[finer], first
 
     def _pipeline(self, order: int) -> Pipeline:
         variant = self.variants[order]
         return build_pipeline(self.shape, with_knobs(variant, family_of(variant).alike.same_demand), self.machine)
 
-    def _cost_of_demand(self, order: int) -> tuple[float, ...]:
+    def _row_of_demand(self, order: int) -> tuple[float, ...]:
         pipeline = self.pipelines[self.demand.number[order]]
-        return _row(unit_floor(pipeline), pipeline, self.machine)
+        return Costs.row(unit_floor(pipeline), pipeline, self.machine)
 
-    def _cost_of_operations(self, order: int) -> tuple[float, ...]:
+    def _row_of_operations(self, order: int) -> tuple[float, ...]:
         variant = self.variants[order]
-        loosest = with_knobs(variant, family_of(variant).alike.least_waiting)
-        _, loop = loop_of(self.shape, loosest, self.machine)
-        return _row(loop, self.pipelines[self.demand.number[order]], self.machine)
+        loosest = build_pipeline(self.shape, with_knobs(variant, family_of(variant).alike.least_waiting), self.machine)
+        return Costs.row(loop_floor(loosest), self.pipelines[self.demand.number[order]], self.machine)
 
-    def _cost_of_own(self, order: int) -> tuple[float, ...]:
-        pipeline, loop = loop_of(self.shape, with_knobs(self.variants[order], {"scheduler": "grid"}), self.machine)
-        return _row(loop, pipeline, self.machine)
+    def _row_of_loop(self, order: int) -> tuple[float, ...]:
+        pipeline = build_pipeline(self.shape, self.variants[order], self.machine)
+        return Loops.row(steady_state(pipeline), pipeline, self.machine)
+
+    def _row_of_masks(self, order: int) -> tuple[float, ...]:
+        pipeline = build_pipeline(self.shape, self.variants[order], self.machine)
+        return (masked_extra(steady_state(pipeline), steady_state(pipeline, 2)),)
 
 
 def groups_of(variants: tuple[Variant, ...], shape: Workload, machine: Machine) -> Groups:
@@ -132,11 +204,3 @@ def groups_of(variants: tuple[Variant, ...], shape: Workload, machine: Machine) 
 @lru_cache(maxsize=64)
 def _groups(same: Same[tuple[Variant, ...]], shape: Workload, machine: Machine) -> Groups:
     return Groups(same.value, shape, machine)
-
-
-def _row(loop: LoopFloor, pipeline: Pipeline, machine: Machine) -> tuple[float, ...]:
-    """What `Costs` has of one loop and the pipeline around it."""
-    return (
-        loop.unit_cycles, loop.cycles, loop.laps, loop.loose, loop.before, loop.after, *tile_edges(pipeline, machine),
-        *edge_memory_rates(pipeline, machine), pipeline.tiles_overlap,
-    )  # fmt: skip

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilecast.model.families import build_pipeline, family_of
-from tilecast.model.kernel.alike import with_knobs
-from tilecast.model.kernel.variant import Variant
-from tilecast.model.kernel.workload import Workload
-from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.graph import Pipeline
-from tilecast.model.sm.bounds import RecMii, around, rec_mii
+from tilecast.model.sm.bounds import around, rec_mii
 
 #: A forecast takes nearly equal states for a repetition, so that its period may lie this far under the recurrence.
 _RECURRENCE_MARGIN = 0.9995
@@ -35,8 +30,6 @@ class LoopFloor:
     loose: int
     before: float
     after: float
-    #: The recurrence in full; None where the floor is that of units alone.
-    recurrence: RecMii | None = None
 
     def tile_cycles(self, blocks: NDArray[np.int64]) -> NDArray[np.float64]:
         """Least cycles of the loops of tiles with so many ``blocks``; 0 for none."""
@@ -56,9 +49,10 @@ def unit_floor(pipeline: Pipeline) -> LoopFloor:
     return LoopFloor(max(pipeline.demand().values(), default=0.0), 0.0, 1, 0, 0.0, 0.0)
 
 
-def loop_floor(pipeline: Pipeline, guess: RecMii | None = None) -> LoopFloor:
-    """The floor of a pipeline's loop; ``guess`` is the recurrence of a similar one."""
-    recurrence = rec_mii(pipeline, guess=guess)
+@lru_cache(maxsize=1 << 15)
+def loop_floor(pipeline: Pipeline) -> LoopFloor:
+    """The floor of a pipeline's loop."""
+    recurrence = rec_mii(pipeline)
     unit = unit_floor(pipeline)
     if not recurrence.edges:
         return unit
@@ -69,29 +63,5 @@ def loop_floor(pipeline: Pipeline, guess: RecMii | None = None) -> LoopFloor:
     before, after = around(pipeline, recurrence.ops_on_cycle[0])
     return LoopFloor(
         unit.unit_cycles, _RECURRENCE_MARGIN * recurrence.latency, max(1, recurrence.distance), max(offsets) - min(offsets),
-        _RECURRENCE_MARGIN * before, _RECURRENCE_MARGIN * after, recurrence,
+        _RECURRENCE_MARGIN * before, _RECURRENCE_MARGIN * after,
     )  # fmt: skip
-
-
-@lru_cache(maxsize=1 << 15)
-def loop_of(shape: Workload, variant: Variant, machine: Machine) -> tuple[Pipeline, LoopFloor]:
-    """The pipeline of a variant and the floor of its loop."""
-    pipeline = build_pipeline(shape, variant, machine)
-    loosest = with_knobs(variant, family_of(variant).alike.least_waiting)
-    if loosest == variant:
-        return pipeline, _floor_of(_Loop(pipeline))
-    # What holds the variant with the same operations that waits least often holds this one.
-    return pipeline, _floor_of(_Loop(pipeline, loop_of(shape, loosest, machine)[1].recurrence))
-
-
-@dataclass(frozen=True, slots=True)
-class _Loop:
-    """A pipeline whose loop's floor is asked for; equal pipelines have one, whatever recurrence was guessed."""
-
-    pipeline: Pipeline
-    guess: RecMii | None = field(default=None, compare=False)
-
-
-@lru_cache(maxsize=1 << 15)
-def _floor_of(asked: _Loop) -> LoopFloor:
-    return loop_floor(asked.pipeline, asked.guess)

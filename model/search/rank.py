@@ -1,7 +1,8 @@
-"""Rank many variants by forecast without simulating those that cannot win.
+"""Rank many variants by forecast without building, simulating or forecasting those that cannot win.
 
 Every variant first gets a floor, a time no forecast of it can beat: the busiest unit or the heaviest recurrence of its
-loop for every block it has to do, spread over all SMs, at the clock the power limit would allow a kernel that fast.
+loop for every block it has to do, spread over all SMs, at the clock the power limit would allow a kernel that fast; then
+its loop as simulated in plain blocks, and in masked ones.
 Variants are then forecast in the order of their floors until the next floor lies above the last time that is kept.
 The result is the one that forecasting all of them would give.
 """
@@ -12,7 +13,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop
+from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
@@ -20,12 +21,14 @@ from tilecast.model.chip.evaluate import evaluate_seconds
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
-from tilecast.model.search.floor import Floors, unmasked_seconds
+from tilecast.model.search.floor import Floors
 
 #: Forecasts are compared to the nanosecond; equal ones keep the order given.
 DIGITS = 9
-#: Groups whose floors lie within this factor come apart together.
-_BAND = 1.01
+#: Times further apart than this differ when rounded so.
+_APART = 10.0**-DIGITS
+#: Groups whose floors lie within this factor come apart together, but at least so many by demand and at most so many to be forecast.
+_BAND, _LEAST, _MOST = 1.01, 32, 16
 
 
 class Ranked(NamedTuple):
@@ -35,6 +38,8 @@ class Ranked(NamedTuple):
     #: Position among the variants given: the smaller one wins ties.
     order: int
     floor_seconds: float
+    #: Forecast if masked blocks cost like plain ones (`Floors.simulated`); None where the loop was not simulated.
+    plain_seconds: float | None
     #: None where the floor alone shows that the variant is not among those kept.
     seconds: float | None
 
@@ -71,17 +76,14 @@ def rank(
     names = [group(variant) if group else () for variant in variants]
     forecast: list[Ranked] = []
     dropped: list[Ranked] = []
-    for floor, members in _in_order_of_floors(given, Floors(given, workload, machine, clock), names, board):
+    for floor, members, plain in _in_order_of_floors(given, Floors(given, workload, machine, clock), names, board):
         first = members[0]
         variant, name = variants[first], names[first]
-        if board.takes(floor, name):
-            # Half the simulation already: masked blocks take no less than plain ones.
-            floor = max(floor, unmasked_seconds(workload, machine, variant, clock))
         if not board.takes(floor, name):
-            dropped += [Ranked(variants[order], order, floor, None) for order in members]
+            dropped += [Ranked(variants[order], order, floor, plain, None) for order in members]
             continue
         seconds = round(evaluate_seconds(workload, machine, variant, clock), DIGITS)
-        forecast.append(Ranked(variant, first, floor, seconds))
+        forecast.append(Ranked(variant, first, floor, plain, seconds))
         board.add(name, seconds)
     forecast.sort(key=lambda r: (r.seconds, r.order))
     best: list[Ranked] = []
@@ -95,10 +97,20 @@ def rank(
     return Ranking(tuple(best), tuple(behind), tuple(dropped))
 
 
+class _Waiting(NamedTuple):
+    """Variants that share a floor of some stage, by it; in a heap the earlier ones among equals come first."""
+
+    floor: float
+    first: int
+    stage: int
+    members: list[int]
+    plain: float | None = None
+
+
 def _in_order_of_floors(
     variants: tuple[Variant, ...], floors: Floors, names: Sequence[Hashable], board: _Board
-) -> Iterator[tuple[float, list[int]]]:
-    """(floor, orders) of every variant, by floor; those that ``board`` will not take come in groups with rough ones.
+) -> Iterator[tuple[float, list[int], float | None]]:
+    """(floor, orders, `Ranked.plain_seconds`) of every variant, by floor; those that ``board`` will not take come in groups with rough ones.
 
     Variants wait in groups that share a floor.  The groups whose floor is least come apart into smaller ones with better
     floors, stage by stage, down to single variants with their best floor.
@@ -108,28 +120,37 @@ def _in_order_of_floors(
     stages = (
         (floors.of_demand, floors.by_demand),
         (floors.of_operations, floors.by_operations),
-        (floors.own, lambda members: [[order] for order in members]),
         (floors.dealt, lambda members: [members]),
+        (floors.simulated, lambda members: [[order] for order in members]),
+        (floors.masked, lambda members: [members]),
     )
-    heap: list[tuple[float, int, int, list[int]]] = [(0.0, 0, -1, list(range(len(variants))))]
-    while heap:
-        floor, _, stage, members = heappop(heap)
-        if stage == len(stages) - 1 or not board.takes_any(floor, members, names):
-            yield floor, members
-            continue
-        # Groups that come up soon come apart together: floors are cheaper by the hundred.
-        opened, waiting = [(floor, members)], []
-        for entry in heap:
-            if entry[2] == stage and entry[0] <= floor * _BAND and board.takes_any(entry[0], entry[3], names):
-                opened.append((entry[0], entry[3]))
-            else:
-                waiting.append(entry)
-        better, split = stages[stage + 1]
-        parts = [(before, part) for before, members in opened for part in split(members)]
+    heaps: list[list[_Waiting]] = [[] for _ in stages]
+    opened = [_Waiting(0.0, 0, -1, list(range(len(variants))))]
+    while opened:
+        stage = opened[0].stage + 1
+        better, split = stages[stage]
+        parts = [(entry, part) for entry in opened for part in split(entry.members)]
         found = better([part[0] for _, part in parts]).tolist()
-        opens = [(max(f, before), part[0], stage + 1, part) for f, (before, part) in zip(found, parts, strict=True)]
-        heap = waiting + opens
-        heapify(heap)
+        for new, (entry, part) in zip(found, parts, strict=True):
+            floor = max(new, entry.floor)
+            plain = floor if better == floors.simulated else entry.plain
+            heappush(heaps[stage], _Waiting(floor, part[0], stage, part, plain))
+        opened = []
+        while not opened and (least := min((heap[0] for heap in heaps if heap), default=None)):
+            heap = heaps[least.stage]
+            heappop(heap)
+            if least.stage == len(stages) - 1 or not board.takes_any(least.floor, least.members, names):
+                yield least.floor, least.members, least.plain
+                continue
+            # Groups that come up soon come apart together: floors are cheaper by the hundred.
+            opened, left = [least], list[_Waiting]()
+            most = _MOST if stages[least.stage + 1][0] == floors.masked else len(variants)
+            many = _LEAST if least.stage == 0 else 0
+            while heap and (len(opened) < many or (heap[0].floor <= least.floor * _BAND and len(opened) < most)):
+                entry = heappop(heap)
+                (opened if board.takes_any(entry.floor, entry.members, names) else left).append(entry)
+            for entry in left:
+                heappush(heap, entry)
 
 
 class _Board:
@@ -146,7 +167,7 @@ class _Board:
         limit = own[-1] if len(own) == self.per_group else inf
         if len(self.all) >= self.keep:
             limit = min(limit, self.all[self.keep - 1])
-        return round(floor, DIGITS) <= limit
+        return floor <= limit + _APART
 
     def takes_any(self, floor: float, members: Sequence[int], names: Sequence[Hashable]) -> bool:
         """Whether it takes one of ``members`` with such a floor."""

@@ -7,11 +7,10 @@ distance, found exactly (`recurrences`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from operator import attrgetter
 
 from tilecast.base.same import Same
 from tilecast.model.pipeline.graph import Edge, Op, Pipeline, PipelineError, Role, Step
@@ -21,10 +20,6 @@ from tilecast.model.sm.recurrences import Arc, Stuck
 _TIE = 1e-9
 #: Weights of the exact search are whole numbers of cycles / _SCALE.
 _SCALE = 1 << 20
-
-
-def _scaled(cycles: float) -> int:
-    return round(cycles * _SCALE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,44 +91,38 @@ def res_mii(pipeline: Pipeline) -> ResMii:
 class _Graph:
     """Timed dependences between moments of operations, all but those of a pipeline's edges.
 
-    Matrix operations have two nodes: they queue between issue and start.  Weights are in cycles / _SCALE, so that sums and
-    comparisons are exact.  Arcs are in three parts: from issue to start, a pipeline's edges, and what order imposes.
+    Matrix operations have two nodes: they queue between issue and start.  Arcs are in three parts: from issue to start, a
+    pipeline's edges, and what order imposes.
     """
 
-    def __init__(self, ops: tuple[Op, ...], roles: tuple[Role, ...]) -> None:
-        #: By operation: the node of its issue, that of its start, and how long it runs.
+    def __init__(self, ops: tuple[tuple[str, bool], ...], roles: tuple[Role, ...]) -> None:
+        matrix = {name for name, on_engine in ops if on_engine}
+        #: By operation: the node of its issue, and that of its start.
         self.issue: dict[str, int] = {}
         self.runs: dict[str, int] = {}
-        self.weight = {op.name: _scaled(op.min_cycles) for op in ops}
         self.nodes = 0
-        for op in ops:
-            self.issue[op.name] = self.nodes
-            self.nodes += op.engine == "tensor"
-            self.runs[op.name] = self.nodes
+        for name, on_engine in ops:
+            self.issue[name] = self.nodes
+            self.nodes += on_engine
+            self.runs[name] = self.nodes
             self.nodes += 1
-        self.queued: list[Arc] = [
-            (self.issue[op.name], self.runs[op.name], 0, 0) for op in ops if op.engine == "tensor"
-        ]
-        self.order: list[Arc] = []
-        #: What a reader should see of the order.
+        self.queued: list[Arc] = [(self.issue[name], self.runs[name], 0, 0) for name, on_engine in ops if on_engine]
+        #: What order imposes: nodes, the operation that holds the second one up, whether by holding its role, and the distance.
+        self.order: list[tuple[int, int, str, bool, int]] = []
+        #: What a reader should see of it.
         self.ordered: list[Edge] = []
-        named = {op.name: op for op in ops}
         for role in roles:
-            matrix = tuple(step for step in role.program if named[step.op].engine == "tensor")
-            self._in_order(named, role.program, f"role {role.name} in order", self.issue, held_cycles)
-            self._in_order(named, matrix, "matrix engine in order", self.runs, attrgetter("min_cycles"))
-        #: For the paths of one iteration: operations by number, their cycles, and what a role keeps in order.
-        self.number = {op.name: at for at, op in enumerate(ops)}
-        self.alone = [op.min_cycles for op in ops]
+            products = tuple(step for step in role.program if step.op in matrix)
+            self._in_order(role.program, f"role {role.name} in order", self.issue, held=True)
+            self._in_order(products, "matrix engine in order", self.runs, held=False)
+        #: For the paths of one iteration: operations by number, and what a role keeps in order.
+        self.number = {name: at for at, (name, _) in enumerate(ops)}
         self.steps = [
-            (self.number[first.op], self.number[second.op], held_cycles(named[first.op]))
+            (first.op, second.op)
             for role in roles for first, second in pairwise(role.program) if first.shift == second.shift
         ]  # fmt: skip
-        self._place = {(e.src, e.dst, e.distance, e.why): at for at, e in enumerate(self.ordered)}
 
-    def _in_order(
-        self, ops: dict[str, Op], steps: Sequence[Step], why: str, node: dict[str, int], cycles: Callable[[Op], float]
-    ) -> None:
+    def _in_order(self, steps: Sequence[Step], why: str, node: dict[str, int], *, held: bool) -> None:
         """In-order recurrences: a step after the one before it, the first of the next lap after the last of this.
 
         Step (b, sb) behind step (a, sa): b of block j+sb waits for a of block j+sa, which is distance sb - sa.
@@ -142,49 +131,45 @@ class _Graph:
         for at, step in enumerate(steps):
             following = steps[(at + 1) % len(steps)]
             distance = following.shift - step.shift + (at + 1 == len(steps))
-            a, b = ops[step.op], ops[following.op]
-            self.order.append((node[a.name], node[b.name], _scaled(cycles(a)), distance))
-            self.ordered.append(Edge(a.name, b.name, distance, 0.0, "order", why))
+            self.order.append((node[step.op], node[following.op], step.op, held, distance))
+            self.ordered.append(Edge(step.op, following.op, distance, 0.0, "order", why))
 
-    def arcs(self, edges: Sequence[Edge]) -> list[Arc]:
-        """Every timed dependence of a pipeline with these ``edges``."""
-        issue, runs, weight = self.issue, self.runs, self.weight
-        of_edges = [(runs[src], issue[dst], weight[src] + _scaled(late), back) for src, dst, back, late, _, _ in edges]
-        return [*self.queued, *of_edges, *self.order]
+    def arcs(self, ops: Sequence[Op], edges: Sequence[Edge]) -> list[Arc]:
+        """Every timed dependence of a pipeline with these ``ops`` and ``edges``, in whole numbers of cycles / _SCALE."""
+        issue, runs = self.issue, self.runs
+        alone = {op.name: round(op.min_cycles * _SCALE) for op in ops}
+        held = {op.name: round(op.issue_cycles * _SCALE) if op.engine else alone[op.name] for op in ops}
+        of_edges = [
+            (runs[src], issue[dst], alone[src] + round(late * _SCALE), back) for src, dst, back, late, _, _ in edges
+        ]
+        in_order = [(a, b, (held if holds else alone)[op], back) for a, b, op, holds, back in self.order]
+        return [*self.queued, *of_edges, *in_order]
 
     def seen(self, edges: Sequence[Edge], cycle: Sequence[int]) -> tuple[Edge, ...]:
         """What a reader should see of the arcs of a cycle; from issue to start: nothing."""
         known = (*edges, *self.ordered)
         return tuple(known[i - len(self.queued)] for i in cycle if i >= len(self.queued))
 
-    def find(self, edges: Sequence[Edge], guess: RecMii) -> list[int]:
-        """The arcs of another pipeline's recurrence; none where one of them is missing."""
-        place = {(src, dst, back, why): at for at, (src, dst, back, _, _, why) in enumerate(edges)}
-        found = []
-        for edge in guess.edges:
-            key = edge.src, edge.dst, edge.distance, edge.why
-            at = self._place[key] + len(edges) if key in self._place else place.get(key)
-            if at is None:
-                return []
-            found.append(at + len(self.queued))
-        return found
+
+def _graph_of(pipeline: Pipeline, *, with_roles: bool = True) -> _Graph:
+    ops = tuple([(op.name, op.engine == "tensor") for op in pipeline.ops])
+    return _graph(ops, Same(pipeline.roles if with_roles else ()))
 
 
 @lru_cache(maxsize=1024)
-def _graph(ops: Same[tuple[Op, ...]], roles: Same[tuple[Role, ...]]) -> _Graph:
-    return _Graph(ops.value, roles.value)
+def _graph(ops: tuple[tuple[str, bool], ...], roles: Same[tuple[Role, ...]]) -> _Graph:
+    return _Graph(ops, roles.value)
 
 
-def rec_mii(pipeline: Pipeline, *, with_roles: bool = True, guess: RecMii | None = None) -> RecMii:
+def rec_mii(pipeline: Pipeline, *, with_roles: bool = True) -> RecMii:
     """The heaviest recurrence over data, buffer and order edges and, ``with_roles``, the in-order programs.
 
-    ``guess`` is the recurrence of a similar pipeline: where this one has it too, the search begins with it.
     Raises PipelineError when operations wait for each other with no iteration in between, naming them.
     """
-    graph = _graph(Same(pipeline.ops), Same(pipeline.roles if with_roles else ()))
-    arcs = graph.arcs(pipeline.edges)
+    graph = _graph_of(pipeline, with_roles=with_roles)
+    arcs = graph.arcs(pipeline.ops, pipeline.edges)
     try:
-        cycle = heaviest_cycle(graph.nodes, arcs, graph.find(pipeline.edges, guess) if guess else ())
+        cycle = heaviest_cycle(graph.nodes, arcs)
     except Stuck as stuck:
         raise PipelineError(
             f"pipeline {pipeline.name} deadlocks: {_walk(graph.seen(pipeline.edges, stuck.cycle))}"
@@ -200,14 +185,17 @@ def rec_mii(pipeline: Pipeline, *, with_roles: bool = True, guess: RecMii | None
 def around(pipeline: Pipeline, op: str) -> tuple[float, float]:
     """Cycles before an operation can start in the first block, and from its start to the end of the last; other operations
     and hand-overs of the same block alone are waited for."""
-    graph = _graph(Same(pipeline.ops), Same(pipeline.roles))
-    number, alone = graph.number, graph.alone
+    graph = _graph_of(pipeline)
+    number = graph.number
+    alone = [op.min_cycles for op in pipeline.ops]
     links = [
         (number[src], number[dst], alone[number[src]] + late)
         for src, dst, back, late, _, _ in pipeline.edges
         if not back
     ]
-    before, after = longest_paths(alone, links + graph.steps)
+    held = [held_cycles(op) for op in pipeline.ops]
+    steps = [(number[first], number[second], held[number[first]]) for first, second in graph.steps]
+    before, after = longest_paths(alone, links + steps)
     return before[number[op]], after[number[op]]
 
 

@@ -67,14 +67,13 @@ def deadlock_cycle(nodes: int, arcs: Sequence[Arc]) -> list[int] | None:
     return positive_cycle(nodes, arcs, [1 - (nodes + 1) * distance for _, _, _, distance in arcs])
 
 
-def max_cycle_ratio(nodes: int, arcs: Sequence[Arc], start: Sequence[int] = ()) -> tuple[Fraction, list[int]]:
+def max_cycle_ratio(nodes: int, arcs: Sequence[Arc]) -> tuple[Fraction, list[int]]:
     """Largest weight over distance of any cycle and the arcs of one that has it; (0, []) without cycles.
 
-    ``start`` names the arcs of a cycle that is known to be heavy: the search begins there.  Requires that no cycle has
-    distance <= 0 and positive weight (see `deadlock_cycle`).
+    Requires that no cycle has distance <= 0 and positive weight (see `deadlock_cycle`).
     """
-    best = list(start)
-    ratio = Fraction(sum(arcs[i][2] for i in best), sum(arcs[i][3] for i in best)) if best else Fraction(0)
+    best: list[int] = []
+    ratio = Fraction(0)
     while True:
         p, q = ratio.numerator, ratio.denominator
         cycle = positive_cycle(nodes, arcs, [w * q - p * h for _, _, w, h in arcs])
@@ -84,12 +83,12 @@ def max_cycle_ratio(nodes: int, arcs: Sequence[Arc], start: Sequence[int] = ()) 
         ratio = Fraction(sum(arcs[i][2] for i in cycle), sum(arcs[i][3] for i in cycle))
 
 
-def heaviest_cycle(nodes: int, arcs: Sequence[Arc], start: Sequence[int] = ()) -> list[int]:
+def heaviest_cycle(nodes: int, arcs: Sequence[Arc]) -> list[int]:
     """Indices of the arcs of a cycle with the largest weight over distance, none without cycles; `Stuck` on a deadlock."""
     stuck = deadlock_cycle(nodes, arcs)
     if stuck is not None:
         raise Stuck(stuck)
-    return max_cycle_ratio(nodes, arcs, start)[1]
+    return max_cycle_ratio(nodes, arcs)[1]
 
 
 def longest_paths(alone: Sequence[float], links: Sequence[tuple[int, int, float]]) -> tuple[list[float], list[float]]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+import numpy as np
+
 from tilecast.model.pipeline.graph import Edge, MaskDemand, Op, Pipeline, Role
 from tilecast.model.sm.bounds import rec_mii
 from tilecast.model.sm.events import Event, events_of
@@ -19,7 +21,7 @@ from tilecast.model.sm.native.run import run_loop
 from tilecast.model.sm.run import Ran
 
 #: Iterations after which a loop that has not repeated is taken at its average.
-_LONGEST_WINDOW = 48
+LONGEST_WINDOW = 48
 #: Blocks of a tile that pictures show the middle of.
 _DRAWN = 12
 
@@ -111,11 +113,8 @@ def _trace(pipeline: Pipeline, run: Ran) -> SmTrace:
 
 
 def _iteration_ends(run: Ran) -> tuple[float, ...]:
-    ends = [max(times) for times in zip(*run.ended, strict=True)]
     # An iteration's last operation may end before the previous one's when roles drift: keep ends monotone.
-    for i in range(1, len(ends)):
-        ends[i] = max(ends[i], ends[i - 1])
-    return tuple(ends)
+    return tuple(np.maximum.accumulate(run.table[2].max(axis=0)).tolist())
 
 
 def _average(ends: tuple[float, ...], start: int) -> float:
@@ -137,6 +136,10 @@ class _Loop:
     roles: tuple[Role, ...]
     mask_demand: MaskDemand
     pipeline: Pipeline = field(compare=False)
+
+    def __hash__(self) -> int:
+        # Hashing hundreds of values takes as long as a simulation; comparing them stops at the first that differs.
+        return hash((self.name, self.edges))
 
 
 def _loop_of(pipeline: Pipeline) -> _Loop:
@@ -164,7 +167,7 @@ def _prepared(loop: _Loop) -> Loop:
 
 @lru_cache(maxsize=1 << 15)
 def _steady_loop(loop: _Loop, masked_iterations: int) -> SmTrace:
-    run = run_loop(_prepared(loop), _LONGEST_WINDOW + masked_iterations, masked_iterations, stop_early=True)
+    run = run_loop(_prepared(loop), LONGEST_WINDOW + masked_iterations, masked_iterations, stop_early=True)
     return _trace(loop.pipeline, run)
 
 

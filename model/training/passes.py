@@ -60,5 +60,5 @@ def _chip(workload: Workload, machine: Machine, variant: BackwardVariant, name: 
 
 BACKWARD = Pass(
     "bwd", "backward pass of ", _kernel, lambda compiler, *question: None, _brief,
-    lambda workload, machine, variant, clock: 0.0, _main, _loop, _chip, lambda: (),
+    _main, _loop, _chip, lambda: (),
 )  # fmt: skip

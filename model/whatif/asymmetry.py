@@ -221,13 +221,10 @@ def _cell(
     level: Compiler | None,
 ) -> tuple[Brief, Any]:
     """The forecast of a cell and its kernel: uphill from the neighbour's share of emulation with the neighbour's knobs,
-    then the other kernels; what its floor shows cannot win is not simulated."""
+    then the other kernels."""
     found, best = asked.brief(workload, machine, hint, clock, level), hint
 
     def better(variant: Any, margin: float) -> Brief | None:
-        # The floor is one of forecasts before compilation.
-        if level is None and asked.floor(workload, machine, variant, clock) >= found.seconds * margin:
-            return None
         if not follows(level, workload, machine, variant):
             return None
         tried = asked.brief(workload, machine, variant, clock, level)

@@ -21,7 +21,6 @@ from tilecast.model.machine.changes import is_latency, is_rate
 from tilecast.model.machine.machine import Fact, Machine, machine_of
 from tilecast.model.machine.schema import KEYS
 from tilecast.model.search.best import Best
-from tilecast.model.search.floor import floor_seconds
 from tilecast.model.whatif.answers import Sensitivity
 from tilecast.model.whatif.rows import Sensitivities
 
@@ -145,9 +144,7 @@ def _best(
 ) -> float:
     """Shortest time among the kept variant and those that could overtake it."""
     for variant in found.near:
-        # The floor is one of forecasts before compilation.
-        may_win = level is not None or floor_seconds(workload, machine, variant, clock) < seconds
-        if legality(variant, workload, machine).legal and may_win:
+        if legality(variant, workload, machine).legal:
             seconds = min(seconds, seconds_of(workload, machine, variant, clock, level))
     return seconds
 

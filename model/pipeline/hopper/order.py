@@ -82,8 +82,8 @@ def _early_share(w: Workload, v: Fa3Variant, m: Machine) -> float:
     return min(1.0, max(0.0, left / exponentials.busiest()))
 
 
-def program(w: Workload, v: Fa3Variant, m: Machine, g: int, *, spills: bool) -> tuple[Step, ...]:
-    """One lap of warpgroup ``g``: QK of the next block and PV of this one, then the next block's softmax and the rescale of O.
+def program(w: Workload, v: Fa3Variant, m: Machine, *, spills: bool) -> tuple[Step, ...]:
+    """One lap of warpgroup 0: QK of the next block and PV of this one, then the next block's softmax and the rescale of O.
 
     Warpgroups that take turns hold theirs until both products are issued, without overlap until they are waited for.
     """
@@ -94,7 +94,7 @@ def program(w: Workload, v: Fa3Variant, m: Machine, g: int, *, spills: bool) -> 
     if spills:
         lap.append("spill")
     left_out = set() if takes_turns(v) else {"begin", "turn", "pass"}
-    return tuple(Step(_named(name, g), 0 if name in before else 1) for name in lap if name not in left_out)
+    return tuple(Step(_named(name), 0 if name in before else 1) for name in lap if name not in left_out)
 
 
 def _products_and_softmax(w: Workload, v: Fa3Variant, m: Machine) -> list[str]:
@@ -117,7 +117,7 @@ def _products_and_softmax(w: Workload, v: Fa3Variant, m: Machine) -> list[str]:
     return ["qk", "have_s", *maximum, *early, "pack", *issued, *late, last, "have_o", "pass"]
 
 
-def _named(name: str, g: int) -> str:
-    """The operation of warpgroup ``g``: the part, if any, comes last."""
+def _named(name: str) -> str:
+    """The operation of warpgroup 0: the part, if any, comes last."""
     stem = next((stem for stem in ("exp", "pv") if name.startswith(stem)), name)
-    return f"{stem}{g}{name[len(stem) :]}"
+    return f"{stem}0{name[len(stem) :]}"

@@ -550,13 +550,13 @@ static int64_t divisor(int64_t a, int64_t b)
     return a;
 }
 
-/* Arcs of a cycle with the largest weight over distance into `best`, which holds `count` arcs to begin with and has room
- * for `nodes`; how many there are, or DEADLOCK, or TOO_LARGE where Python has to answer. */
-int heaviest_cycle(int nodes, int arcs, const Arc *arc, int count, int32_t *best)
+/* Arcs of a cycle with the largest weight over distance into `best`, which has room for `nodes`; how many there are, or
+ * DEADLOCK, or TOO_LARGE where Python has to answer. */
+int heaviest_cycle(int nodes, int arcs, const Arc *arc, int32_t *best)
 {
     Graph g = {nodes, arcs, arc, malloc(sizeof(int64_t) * (arcs + nodes + 1)), NULL, malloc(sizeof(int) * (2 * nodes + 1)), NULL};
     int32_t *cycle = malloc(sizeof(int32_t) * (nodes + 1));
-    int found = TOO_LARGE;
+    int found = TOO_LARGE, count = 0;
     if (g.weight && g.pred && cycle) {
         g.value = g.weight + arcs, g.mark = g.pred + nodes;
         for (int k = 0; k < arcs; k++) g.weight[k] = 1 - (nodes + 1) * arc[k][3];

@@ -11,20 +11,19 @@ from tilecast.model.sm.native.library import library, pointer
 from tilecast.model.sm.recurrences import Arc
 
 
-def heaviest_cycle(nodes: int, arcs: Sequence[Arc], start: Sequence[int] = ()) -> list[int]:
+def heaviest_cycle(nodes: int, arcs: Sequence[Arc]) -> list[int]:
     """What `heaviest_cycle` of `sm/recurrences.py` returns and raises."""
     native = library()
     if native is None:
-        return in_python.heaviest_cycle(nodes, arcs, start)
+        return in_python.heaviest_cycle(nodes, arcs)
     try:
         flat = array("q", chain.from_iterable(arcs))
     except OverflowError:
-        return in_python.heaviest_cycle(nodes, arcs, start)
-    best = array("i", start)
-    best.extend([0] * (nodes - len(start)))
-    count = native.heaviest_cycle(nodes, len(arcs), pointer(flat), len(start), pointer(best))
+        return in_python.heaviest_cycle(nodes, arcs)
+    best = array("i", [0] * nodes)
+    count = native.heaviest_cycle(nodes, len(arcs), pointer(flat), pointer(best))
     # A deadlock, or numbers too large for C: Python says which, or answers.
-    return best[:count].tolist() if count >= 0 else in_python.heaviest_cycle(nodes, arcs, start)
+    return best[:count].tolist() if count >= 0 else in_python.heaviest_cycle(nodes, arcs)
 
 
 def longest_paths(alone: Sequence[float], links: Sequence[tuple[int, int, float]]) -> tuple[list[float], list[float]]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tilecast.codegen.tune.structure import structure
 from tilecast.model.chip.evaluate import evaluate_seconds
@@ -15,7 +13,6 @@ from tilecast.model.kernel.variants.fa3 import Fa3Variant
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
-from tilecast.model.search.floor import floor_seconds, unmasked_seconds
 from tilecast.model.search.loop_floor import loop_floor
 from tilecast.model.search.rank import rank
 from tilecast.model.sm.simulate import steady_state
@@ -76,23 +73,6 @@ def test_ranking_is_that_of_all_forecasts(machine, mask, step) -> None:
         if seen[structure(space[i])] == 1:
             expected.append((seconds, i))
     assert [(r.seconds, r.order) for r in grouped.best] == expected[:6]
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.data())
-def test_no_forecast_goes_below_its_floor(data) -> None:
-    machine = data.draw(st.sampled_from([H200, B200, A100]))
-    seqlen = data.draw(st.sampled_from([512, 1000, 2048, 4096, 16384]))
-    dim = data.draw(st.sampled_from([64, 96, 128, 256]))
-    mask = data.draw(st.sampled_from(["none", "causal", "window"]))
-    work = Workload(data.draw(st.integers(1, 5)), 8, 4, seqlen, seqlen + data.draw(st.sampled_from([0, 777])), dim, dim,
-                    mask, (300, 0) if mask == "window" else None)  # fmt: skip
-    space = legal_space(FAMILY[machine.name], work, machine)
-    variant = space[data.draw(st.integers(0, len(space) - 1))]
-    clock = data.draw(st.sampled_from(["sustained", "short", 1200.0]))
-    seconds = evaluate_seconds(work, machine, variant, clock) * (1 + 1e-9)
-    assert floor_seconds(work, machine, variant, clock) <= seconds
-    assert unmasked_seconds(work, machine, variant, clock) <= seconds
 
 
 def test_the_floor_of_a_loop_holds_block_by_block() -> None:

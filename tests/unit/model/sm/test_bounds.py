@@ -129,17 +129,6 @@ def test_recurrence_equals_enumeration(loop: Pipeline) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(loops.random_loops(), loops.random_loops())
-def test_a_guess_changes_nothing(loop: Pipeline, other: Pipeline) -> None:
-    alone = rec_mii(loop)
-    for guess in (alone, rec_mii(other)):
-        rec = rec_mii(loop, guess=guess)
-        assert rec.cycles == alone.cycles
-        assert Fraction(rec.latency) * alone.distance == Fraction(alone.latency) * rec.distance
-        assert rec.distance == sum(edge.distance for edge in rec.edges)
-
-
-@settings(max_examples=100, deadline=None)
 @given(loops.random_loops())
 def test_bounds_are_consistent(loop: Pipeline) -> None:
     limit = bounds(loop)
