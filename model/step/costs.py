@@ -50,6 +50,8 @@ class Counts:
     copied: bool = True
     #: Behind the first block's copies, until Q of up to 16 rows is asked for, and of more; not counted where Q is short.
     queries: tuple[int, int] = (0, 0)
+    #: Of a part of an item's keys whose results L2 adds to those of the parts before.
+    added: int = 0
 
 
 #: Of the portable kernel; 75 accesses of four warps to shared memory a step of its merge, with bank conflicts of about four ways.
@@ -65,7 +67,7 @@ COPY_ENGINE_E4M3 = Counts(264, 1, 286, 419, 12, 0, 0, 264, 6, 0, 0, (4, 4), 16, 
 COPY_ENGINE_RUNS = Counts(150, 1, 163, 320, 5, 0, 0, 560, 2, 0, 0, (8, 8), 16)
 COPY_ENGINE_SHARES = Counts(600, 4, 264, 320, 5, 0, 0, 560, 2, 0, 0, (8, 8), 16, 344)
 #: Of the latent kernel (`hopper_mla_d576_512.py`): a turn of its merge has 8 splits of 4 rows, and half of the columns.
-LATENT = Counts(198, 1, 186, 706, 6, 140, 3, 661, 0, 0, 0, (4, 4), 8, 224, merged_parts=2, queries=(68, 627))
+LATENT = Counts(198, 1, 186, 706, 6, 140, 3, 661, 0, 0, 0, (4, 4), 8, 224, merged_parts=2, queries=(68, 627), added=420)
 #: Of the kernel that prefills, where keys are parted: what it does with a part, a block's end included (`hopper_prefill_d128.py`).
 PARTED = Counts(269, 1, 299, 250, 4, 0, 0, 264, 2, 0, 0, (64, 64), 1, 320, whole_tiles=True)
 _PARTIAL_BYTES = 4
@@ -73,6 +75,11 @@ _PARTIAL_BYTES = 4
 _WARP_ROWS = 16
 #: Of L2's latency: a count in memory with its release and acquire (1,300 cycles by the clock read in the decode kernel, docs/notes/serving-kernels.md).
 _COUNT_TRIPS = 4.0
+
+
+def _of_warps(rows: int) -> int:
+    """Rows of the warps that have some of ``rows``."""
+    return -(-rows // _WARP_ROWS) * _WARP_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +132,10 @@ class Around:
         """Until the first program's copy engine knows the tensors: their maps are in no cache."""
         return self.machine["tma.latency_hbm_cycles"] if self.counts.copied else 0.0
 
-    def queries(self, rows: int) -> float:
-        """From a program's first copy until Q of its first item is there: one warp copies it, behind the first block."""
-        count = self.counts.queries[rows > _WARP_ROWS]
+    def queries(self, rows: int, several: bool) -> float:
+        """From a program's first copy until Q of its first item is there: one warp copies ``several`` queries, behind the first block, and
+        the copy engine one."""
+        count = self.counts.queries[rows > _WARP_ROWS] if several else 0
         return self.instructions(count, 0, True) + self.machine["hbm.latency_cycles"] if count else 0.0
 
     def next_item(self, page: int, fill: float) -> float:
@@ -171,25 +179,31 @@ class Around:
         mine = rows * head_dim_v * _PARTIAL_BYTES
         return (mine + min(mine, keys)) / self.machine["l2.bytes_per_clk_per_sm"]
 
-    def join(self, head_dim_v: int, rows: int, keys: float) -> float:
+    def join(self, head_dim_v: int, rows: int) -> float:
         """Between parts of an item that a program takes in one after the other: what it has is left, or merged with what it left."""
         m, c = self.machine, self.counts
+        if c.added:
+            # Half of what it has leaves under the next part's first scores, and L2 adds it to what waits.
+            return self.left(head_dim_v, _of_warps(rows)) / 2.0 + self.adding()
         merged = c.merge_step / m["issue.warp_inst_per_clk"] * 4 + c.merge_step_barriers * barrier_cycles(m)
-        if c.merged_parts:
-            # One part of the columns comes and one goes while another is blended, of the warps that have some of the rows.
-            whole = -(-rows // _WARP_ROWS) * _WARP_ROWS
-            return (
-                max(self.back(head_dim_v, whole, keys), self.left(head_dim_v, whole)) + merged + m["l2.latency_cycles"]
-            )
         # What is left is on its way while the next part's first blocks are multiplied.
         return self.whole_tile(head_dim_v) + merged + m["l2.latency_cycles"]
 
+    def adding(self) -> float:
+        """Instructions with which what a part has leaves, and a message between the warpgroups."""
+        m, c = self.machine, self.counts
+        return c.added / m["issue.warp_inst_per_clk"] * 4 + m["l2.latency_cycles"]
+
     def join_ends(self, head_dim_v: int, rows: int, keys: float) -> float:
-        """What joins of a tile take beyond one for each but its first part: the first is left and the last comes with nothing the other way."""
-        whole = -(-rows // _WARP_ROWS) * _WARP_ROWS
-        return (
-            min(self.back(head_dim_v, whole, keys), self.left(head_dim_v, whole)) if self.counts.merged_parts else 0.0
-        )
+        """What joins of a tile take beyond one for each but its first part: with the last one all comes back."""
+        whole = _of_warps(rows)
+        back = self.back(head_dim_v, whole, keys) - self.left(head_dim_v, whole) / 2.0
+        return max(0.0, back) if self.counts.added else 0.0
+
+    def join_later(self, head_dim_v: int, rows: int) -> float:
+        """A part that was done apart joins those before it: it comes back, and its halves leave one after the other."""
+        whole = _of_warps(rows)
+        return self.back(head_dim_v, whole, 0.0) + self.left(head_dim_v, whole) + 2.0 * self.adding()
 
     def merge(self, splits: int, rows: int, workload: Workload, there: int) -> float:
         """Merging a tile's splits in their order, some rows and some splits at a time, with ``there`` programs on the SM."""

@@ -108,6 +108,8 @@ class Dealing:
     chained: bool = False
     #: Programs of a part of the query heads that then share all splits in runs, which begin and end inside tiles; 0: each takes whole tiles.
     teams: int = 0
+    #: Splits of a run of theirs up to which it may have some apart.
+    most_apart: int = 0
     #: Whether a launch for more rows may begin beside its end, and whether it may begin beside another one's.
     beside: bool = False
     follows: bool = False
@@ -275,7 +277,9 @@ def _mla_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
     found = replace(
         dealt, head_parts=parts, split_rows=hopper_mla.SPLIT_QUERIES * (group // parts), chained=chained
     )  # fmt: skip
-    return replace(found, teams=_teams(found, batch, min(sms, tiles * splits) // heads)) if chained else found
+    teams = min(sms, tiles * splits) // heads
+    most = FAR if len(batch.lengths) * split_tiles <= teams else hopper_mla.MOST_APART - 1
+    return replace(found, teams=_teams(found, batch, teams), most_apart=most) if chained else found
 
 
 def _teams(dealt: Dealing, batch: Batch, teams: int) -> int:

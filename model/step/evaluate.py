@@ -261,7 +261,11 @@ def _costs(
         sms=sms,
         per_sm=dealt.programs,
         programs=programs,
-        first_start=start + around.plan(True) + around.maps() + cold + max(0.0, around.queries(rows) - pace.landed),
+        first_start=start
+        + around.plan(True)
+        + around.maps()
+        + cold
+        + max(0.0, around.queries(rows, batch.workload().seqlen_q > 1) - pace.landed),
         later_start=turnaround + around.plan(False) + warm,
         next_item=around.next_item(batch.page, pace.fill),
         finish=around.finish(),
@@ -273,5 +277,6 @@ def _costs(
         idle_program=turnaround + around.plan(False),
         merges_beside=dealt.merges_beside,
         join_ends=around.join_ends(heads.head_dim_v, rows, pace.ring_bytes),
-        join=around.join(heads.head_dim_v, rows, pace.ring_bytes) + (pace.alone if dealt.chained else 0.0),
+        join=around.join(heads.head_dim_v, rows) + (pace.alone if dealt.chained else 0.0),
+        join_later=around.join_later(heads.head_dim_v, rows),
     )

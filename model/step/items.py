@@ -62,6 +62,8 @@ class Items:
     joins: _Ints | None = None
     #: Pieces of tiles of an item that is a run of them; None: an item is of one tile.
     pieces: _Ints | None = None
+    #: Splits of such an item that are done apart and join later, and those of others that have to do so before.
+    apart: _Ints | None = None
 
     @property
     def count(self) -> int:
@@ -127,16 +129,36 @@ def of_sequence(dealt: Dealing, heads: Workload, seqlen_q: int, seqlen_k: int, r
     )
 
 
-def in_runs(units: tuple[_Ints, ...], owners: _Ints, teams: int, heads_kv: int) -> tuple[list[_Ints], _Ints]:
-    """(sums of each of ``units``, pieces of tiles) of each program, where ``teams`` of each head share a launch's splits in their order.
+@dataclass(frozen=True, slots=True, eq=False)
+class Runs:
+    """What programs have that share a launch's splits in runs."""
+
+    #: Sums of what units have.
+    sums: list[_Ints]
+    pieces: _Ints
+    apart: _Ints
+
+
+def in_runs(units: tuple[_Ints, ...], owners: _Ints, teams: int, heads_kv: int, most_apart: int) -> Runs:
+    """What each program has where ``teams`` of each head share a launch's splits in their order, of runs of up to ``most_apart`` some apart.
 
     Units have a number for each split and head, heads first; ``owners`` say of which tile a split is.
     """
     share, more = divmod(len(owners), teams)
     number = np.arange(teams + 1)
     bounds = share * number + np.minimum(number, more)
+    first, last = owners[bounds[:-1]], owners[bounds[1:] - 1]
     sums = [np.repeat(np.add.reduceat(x[::heads_kv], bounds[:-1]), heads_kv) for x in units]
-    return sums, np.repeat(owners[bounds[1:] - 1] - owners[bounds[:-1]] + 1, heads_kv)
+    # A run that begins inside a tile goes on from what the program before has of it, which is not done where runs are shorter than
+    # tiles: then those splits are done apart, and join when the program before, whose own may have been apart too, is done.
+    splits = np.bincount(owners)
+    starts = np.cumsum(splits) - splits
+    apart = np.minimum(bounds[1:], (starts + splits)[first]) - bounds[:-1]
+    apart[(bounds[:-1] == starts[first]) | (share + 1 >= splits[first]) | (share > most_apart)] = 0
+    for team in range(1, teams):
+        if apart[team] and first[team] == first[team - 1]:
+            apart[team] += apart[team - 1]
+    return Runs(sums, np.repeat(last - first + 1, heads_kv), np.repeat(apart, heads_kv))
 
 
 def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
@@ -179,14 +201,14 @@ def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
         if dealt.parting is None:
             left[0] = seqlen_q * group // dealt.head_parts - (one.tiles - 1) * dealt.tile_m
         partial_rows += int((items * left)[several].sum()) * heads_kv
-    pieces = None
+    runs = None
     if dealt.teams:
-        units = (np.concatenate(x) for x in (blocks, keys, joins))
-        runs, pieces = in_runs(tuple(units), np.concatenate(owners), dealt.teams, heads_kv)
-        blocks, keys, joins = ([x] for x in runs)
-        tile = [np.full(len(pieces), -1)]
+        units = tuple(np.concatenate(x) for x in (blocks, keys, joins))
+        runs = in_runs(units, np.concatenate(owners), dealt.teams, heads_kv, dealt.most_apart)
+        blocks, keys, joins = ([x] for x in runs.sums)
+        tile = [np.full(len(runs.pieces), -1)]
     return Items(
         np.concatenate(blocks), np.concatenate(keys), np.concatenate(tile), np.asarray(counts, dtype=np.int64), len(mine),
         sum(q for q, _ in mine), most, span, partial_rows, heads.heads_q * sum(q for q, _ in mine), heads_kv * sum(tiles),
-        np.concatenate(joins) if dealt.chained else None, pieces,
+        np.concatenate(joins) if dealt.chained else None, runs and runs.pieces, runs and runs.apart,
     )  # fmt: skip

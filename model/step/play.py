@@ -54,6 +54,8 @@ class Costs:
     #: Of an item that merges what it has with what it had, each time, and once a tile beside.
     join: float = 0.0
     join_ends: float = 0.0
+    #: Of a part of an item that is done apart, when it joins those before it.
+    join_later: float = 0.0
 
     @property
     def slots(self) -> int:
@@ -241,7 +243,8 @@ class _Run:
         others = 0 if pieces is None else int(pieces[item]) - 1
         # Of the pieces of a run those at its ends are parts of tiles.
         ends = max(1, others) * self.costs.join_ends if joins[item] else 0.0
-        return float(joins[item]) * self.costs.join + ends + others * (self.costs.next_item + self.costs.finish)
+        later = 0.0 if self.items.apart is None else float(self.items.apart[item]) * self.costs.join_later
+        return float(joins[item]) * self.costs.join + ends + later + others * (self.costs.next_item + self.costs.finish)
 
     def go_on(self, slot: int) -> None:
         """The next item of a program, if there is one."""
