@@ -210,5 +210,5 @@ def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
     return Items(
         np.concatenate(blocks), np.concatenate(keys), np.concatenate(tile), np.asarray(counts, dtype=np.int64), len(mine),
         sum(q for q, _ in mine), most, span, partial_rows, heads.heads_q * sum(q for q, _ in mine), heads_kv * sum(tiles),
-        np.concatenate(joins) if dealt.chained else None, runs and runs.pieces, runs and runs.apart,
+        np.concatenate(joins) if dealt.chained else None, runs.pieces if runs else None, runs.apart if runs else None,
     )  # fmt: skip
