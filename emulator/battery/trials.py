@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import itertools
 import re
 import types
 import warnings
@@ -29,17 +28,19 @@ from tilecast.emulator.source import Source
 
 #: Trials at most, and events that they may emulate together; of one, how many times as many as the problem itself, which an error
 #: may have ended early, or so many.
-_TRIALS, _EVENTS, _RUNAWAY, _SOME = 300, 250_000, 3, 30_000
+_TRIALS, _EVENTS, _RUNAWAY, _SOME = 1500, 500_000, 3, 30_000
 #: Trials after the first that mends all; trials between two signs of life.
-_MORE, _TOLD = 80, 20
+_MORE, _TOLD = 150, 20
 #: Problems among which the smallest is looked for that is wrong too, and other problems that a change is put to: before and after.
 _SMALLER, _BEFORE, _AFTER = 16, 3, 2
 #: Changed lines that are quoted, and characters of each.
 _SHOWN, _WIDTH = 5, 100
-#: Of what is tried first: lines that are quoted (0) or others that run (1), and the rank of the change.
-_ORDER = ((0, 0), (1, 0), (0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (0, 4), (1, 3), (1, 4))
-#: Changes of this rank on are tried by turns, one of each line.
-_TURNS = 3
+#: Of what is tried first: lines that are quoted (0), that those come from (1) or others that run (2), and the rank of the change.
+_ORDER = (
+    (0, 0), (1, 0), (0, 1), (2, 0), (0, 2), (1, 1), (1, 2), (2, 1), (0, 3), (2, 2), (1, 3), (0, 4), (1, 4), (2, 3), (2, 4),
+)  # fmt: skip
+#: Lines that one that is quoted is followed back to.
+_SLICE = 30
 #: What functions call with their names, as they return.
 _RECORD = "__names__"
 
@@ -71,6 +72,7 @@ def mending_changes(
     mending: dict[int, str] = {}
     # Of indices in larger problems nothing is asked again.
     bench.coverage.judges_only, followed, session.far_launches = True, session.far_launches, {}
+    session.explains = False
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
@@ -87,6 +89,7 @@ def mending_changes(
             others = [todo[number], *todo[:number][:_BEFORE], *todo[number + 1 :][:_AFTER]]
             executed = bench.coverage.executed(lambda: right(smallest))
             own = session.spent
+            functions.executed = frozenset(executed)
             functions.record_names(lambda: right(smallest))
             functions.leave_out_equal(executed, lambda: right(smallest))
             quoted = [int(line) for line in re.findall(r"line (\d+):", message)]
@@ -103,6 +106,7 @@ def mending_changes(
                     progress("changes of single lines", tried, _TRIALS)
     finally:
         bench.coverage.judges_only, session.most_events, session.far_launches = False, 0, followed
+        session.explains = True
     if not mending:
         return ""
     it = f"it and {len(others) - 1} other problems are" if len(others) > 1 else "it is"
@@ -122,6 +126,7 @@ class _Functions:
         self._names: dict[str, dict[str, Kind]] = {}
         self._known: dict[int, list[Edit]] = {}
         self._siblings = siblings(tree)
+        self.executed: frozenset[int] = frozenset()
 
     def _at(self, line: int) -> ast.FunctionDef | None:
         return next((one for one in self._functions if line in lines_of(one)), None)
@@ -186,17 +191,26 @@ class _Functions:
         """Changes of lines, those that are quoted first; of operators and numbers first, then of names."""
         every = [line for one in self._near(quoted) for line in lines_of(one) if line in executed]
         first = list(dict.fromkeys(line for line in quoted if line in executed))
-        groups = first, [line for line in dict.fromkeys(every) if line not in first]
+        behind = by_turns(
+            [
+                [*self._source.values([line], _SLICE)[1:], *self._source.values([line], _SLICE, "around")]
+                for line in first
+            ]
+        )
+        second = [line for line in dict.fromkeys(behind) if line in executed and line not in first]
+        groups = first, second, [line for line in dict.fromkeys(every) if line not in first and line not in second]
         for number, rank in _ORDER:
             found = [[one for one in self._edits(line) if one.rank == rank] for line in groups[number]]
-            # Of names there are too many for one line after the other.
-            yield from by_turns(found) if rank >= _TURNS else itertools.chain.from_iterable(found)
+            # Of each line one: there may be too many for one line after the other.
+            yield from by_turns(found)
 
     def _edits(self, line: int) -> list[Edit]:
         """The changes of a line."""
         function = self._at(line)
         if line not in self._known and function is not None:
-            found = edits(function, line, self.lines[line - 1], self._names.get(function.name, {}), self._siblings)
+            found = edits(
+                function, line, self.lines[line - 1], self._names.get(function.name, {}), self._siblings, self.executed
+            )
             self._known[line] = list(dict.fromkeys(found))
         return self._known.get(line, [])
 
