@@ -9,11 +9,10 @@ from __future__ import annotations
 import ast
 import functools
 import itertools
-import re
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilecast.emulator.battery.operands import Missing, Siblings, places
+from tilecast.emulator.battery.operands import Missing, Siblings, pairs, places
 from tilecast.emulator.expressions import last_name
 
 #: What a name stands for, as far as it can take another one's place: e.g. ("Int",), ("Tensor", shape, type).
@@ -162,6 +161,7 @@ def _lacking(
     numbers = [name for name, one in names.items() if one in _NUMBERS]
     alike = [name for name, one in names.items() if one[0] == "tensor" and kind in (None, one)]
     text = ast.unparse(node)
+    beside = {pair[::2] for part_of in ast.walk(root) for pair in pairs(part_of)}
     for one in siblings.missing(function.name, text, numbers, alike, _unread(function), _there(function)):
         if not _known(one.operand, _own(function), names, siblings.language):
             continue
@@ -170,7 +170,7 @@ def _lacking(
             # Of two constants it is most often a shape.
             likely = one.operator == "*" and not (text.isupper() and one.operand.isupper())
             # What the line multiplies by elsewhere is as near as what lines beside it do.
-            near = not one.distance or re.search(rf"[*+] {re.escape(one.operand)}(?!\w)", ast.unparse(root)) is not None
+            near = not one.distance or (one.operator, one.operand) in beside
             rank = 4 if not near else 0 if likely else 1
             new = f"({held} {one.operator} ({one.operand}))"
         elif siblings.language:

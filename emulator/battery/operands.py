@@ -115,7 +115,7 @@ def siblings(tree: ast.Module) -> Siblings:
         for node in ast.walk(function):
             for number, given in enumerate(node.args if isinstance(node, ast.Call) else ()):
                 arguments.setdefault((ast.unparse(node.func), number), {})[ast.unparse(given)] = None  # type: ignore[attr-defined]
-            for operator, one, other in _pairs(node):
+            for operator, one, other in pairs(node):
                 if len(other) <= _LONG:
                     beside.setdefault((operator, _form(one)), {})[other] = None
                     inside.setdefault((operator, function.name), {})[other] = None
@@ -130,7 +130,7 @@ def siblings(tree: ast.Module) -> Siblings:
     )
 
 
-def _pairs(node: ast.AST) -> Iterator[tuple[str, str, str]]:
+def pairs(node: ast.AST) -> Iterator[tuple[str, str, str]]:
     """(operator, operand, the other one), both ways round."""
     if isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
         operator, pair = _SIGNS[type(node.op)], [node.left, node.right]
