@@ -9,9 +9,11 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
+import time
 import types
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,10 @@ from tilecast.emulator.source import Source
 #: Trials at most, and events that they may emulate together; of one, how many times as many as the problem itself, which an error
 #: may have ended early, or so many.
 _TRIALS, _EVENTS, _RUNAWAY, _SOME = 1500, 500_000, 3, 30_000
+#: Seconds of CPU time that they may take together, where a machine is slow at them.
+_SECONDS = 40.0
+#: Bytes that trials may take beside what the process has: a change may ask for any.
+_MEMORY = 2 << 30
 #: Trials after the first that mends all; trials between two signs of life.
 _MORE, _TOLD = 150, 20
 #: Problems among which the smallest is looked for that is wrong too, and other problems that a change is put to: before and after.
@@ -74,7 +80,7 @@ def mending_changes(
     bench.coverage.judges_only, followed, session.far_launches = True, session.far_launches, {}
     session.explains = False
     try:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
+        with warnings.catch_warnings(), np.errstate(all="ignore"), limited(_MEMORY):
             warnings.simplefilter("ignore")
             sizes: dict[float, Any] = {}
             wrong = None
@@ -94,8 +100,9 @@ def mending_changes(
             functions.leave_out_equal(executed, lambda: right(smallest))
             quoted = [int(line) for line in re.findall(r"line (\d+):", message)]
             tried, most, total = 0, _TRIALS, 0.0
+            until = time.process_time() + _SECONDS
             for edit in functions.candidates(quoted, executed):
-                if tried >= most or total > _EVENTS or len(mending) >= _SHOWN:
+                if tried >= most or total > _EVENTS or len(mending) >= _SHOWN or time.process_time() > until:
                     break
                 with functions.changed(edit) as compiled:
                     tried += compiled
@@ -112,6 +119,26 @@ def mending_changes(
     it = f"it and {len(others) - 1} other problems are" if len(others) > 1 else "it is"
     lines = "".join(f"\n               line {line}: {new[:_WIDTH]}" for line, new in mending.items())
     return f"\n             with one line changed to one of these {it} right ({tried} changes were tried){lines}"
+
+
+@contextlib.contextmanager
+def limited(more: int) -> Iterator[None]:
+    """So many bytes of memory beside what the process has, beyond which there is a MemoryError; where the system can limit them."""
+    try:
+        # Not on Windows.
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        most = pages * resource.getpagesize() + more
+        resource.setrlimit(resource.RLIMIT_AS, (most if soft < 0 else min(soft, most), hard))
+    except (ImportError, OSError, ValueError):
+        yield
+        return
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 class _Functions:
