@@ -147,7 +147,7 @@ def pairs(node: ast.AST) -> Iterator[tuple[str, str, str]]:
 
 def places(root: ast.expr, language: str) -> Iterator[ast.expr]:
     """Expressions that may lack an operand: what is assigned or returned, operands, what is compared, arguments of the language and of
-    the file's own functions."""
+    the file's own functions, what is stored."""
     todo: list[ast.AST] = [root]
     while todo:
         node = todo.pop()
@@ -171,6 +171,9 @@ def places(root: ast.expr, language: str) -> Iterator[ast.expr]:
                     and function.value.id == language
                 )
                 if of_file or of_language:
+                    parts = arguments
+                elif isinstance(function, ast.Attribute) and function.attr == "store":
+                    # What goes into memory of the chip.
                     parts = arguments
                 elif isinstance(function, ast.Attribute) and not isinstance(function.value, ast.Name):
                     parts = [function.value]
