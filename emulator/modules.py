@@ -376,7 +376,7 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
         session,
         {
             "cdiv": lambda a, b: -(-a // b), "next_power_of_2": lambda n: 1 << (int(n) - 1).bit_length(),
-            "autotune": first_config, "heuristics": heuristics, "Config": Config, "jit": jit, "set_allocator": lambda _allocate: None,
+            "autotune": first_config, "heuristics": heuristics, "Config": Config, "jit": jit, "constexpr_function": functools.partial(remembering, session), "set_allocator": lambda _allocate: None,
             "knobs": Placeholder(),
             "language": plain,
             "runtime": types.SimpleNamespace(driver=types.SimpleNamespace(active=driver)),

@@ -137,6 +137,9 @@ class Session:
     spent: float = 0
     most_events: float = 0
 
+    #: Whether somebody reads what an error says; of trials nobody does.
+    explains: bool = True
+
     #: Waits for barriers by place and caller's place, where they are counted, and the one that is left out.
     waits: dict[tuple[int, ...], str] | None = None
     left_out: tuple[int, ...] = ()

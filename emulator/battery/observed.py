@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tilecast.emulator.battery.edits import Edit
+from tilecast.emulator.battery.edits import Edit, computes
 from tilecast.emulator.battery.kinds import kind_of
 from tilecast.emulator.values.tensors import Tensor, raw
 
@@ -21,10 +21,8 @@ from tilecast.emulator.values.tensors import Tensor, raw
 SEEN = "__seen__"
 #: Times that an expression is asked.
 _VISITS = 60
-#: Calls that give a number for numbers, and do nothing else.
-_PURE = ("maximum", "minimum", "cdiv")
 #: The rank of a maximum or minimum that would choose the other one every time.
-_ALWAYS = 4
+_ALWAYS = 2
 
 Place = tuple[int, int, int]
 
@@ -53,11 +51,12 @@ class Observed:
         codes: dict[str, types.CodeType | None] = {}
         for edit in found:
             if edit.whole and edit not in self._of:
-                text = edit.missing.operand if edit.missing else edit.new
+                first, last, text = edit.around or (edit.first, edit.last, edit.new)
+                text = edit.missing.operand if edit.missing else text
                 if text not in codes:
                     codes[text] = _code(text)
                 one = self._of[edit] = _Asked(edit, codes[text])
-                self._asked.setdefault((edit.line, edit.first, edit.last), []).append(one)
+                self._asked.setdefault((edit.line, first, last), []).append(one)
 
     @property
     def places(self) -> frozenset[Place]:
@@ -91,7 +90,7 @@ class Observed:
         if missing is None or missing.operator in ("*", "+"):
             return edit if missing is None or (edit.line, edit.first, edit.last) in self._visits else None
         if one.code is None:
-            return replace(edit, rank=_ALWAYS)
+            return replace(edit, rank=max(edit.rank, _ALWAYS))
         if not one.changed:
             return None
         return edit if one.same else replace(edit, rank=_ALWAYS) if missing.distance < 2 else None
@@ -103,12 +102,7 @@ def _code(text: str) -> types.CodeType | None:
         tree = ast.parse(text, mode="eval")
     except SyntaxError:
         return None
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Subscript, ast.Lambda, ast.Starred)):
-            return None
-        if isinstance(node, ast.Call) and not (isinstance(node.func, ast.Attribute) and node.func.attr in _PURE):
-            return None
-    return compile(tree, "<edit>", "eval")
+    return compile(tree, "<edit>", "eval") if computes(tree) else None
 
 
 def _compare(one: _Asked, value: Any, other: Any) -> None:

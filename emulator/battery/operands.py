@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilecast.emulator.expressions import last_name, on_chip
@@ -23,7 +23,8 @@ class Missing:
     #: "*", "+", "maximum" or "minimum".
     operator: str
     operand: str
-    #: 0: a line combines such an expression with it, or nothing reads it; 1: a line of the same function has it there; 2: others.
+    #: 0: a line combines such an expression with it, or nothing reads it; 1: a line of the same function has it there; 2: the function has
+    #: it; 3: others.
     distance: int
 
 
@@ -39,27 +40,35 @@ class Siblings:
     everywhere: Mapping[str, Sequence[str]] = field(default_factory=dict)
     #: Of what is called, and the number of an argument, what it is.
     arguments: Mapping[tuple[str, int], Sequence[str]] = field(default_factory=dict)
+    #: Calls of functions that nothing calls, with the names that their parameters have, and those.
+    uncalled: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def missing(
-        self, function: str, own: str, numbers: Sequence[str], alike: Sequence[str], unread: Sequence[str] = ()
-    ) -> Iterator[Missing]:
+        self, function: str, own: str, numbers: Sequence[str], alike: Sequence[str], unread: Sequence[str] = (),
+        names: Container[str] = (),
+    ) -> Iterator[Missing]:  # fmt: skip
         """What ``own``, an expression of a ``function``, may lack, the likeliest first.
 
         ``numbers``: names of scalars that the function has; ``alike``: those of what ``own`` is itself, where that is known; ``unread``:
-        those that nothing in it reads.
+        those that nothing in it reads; ``names``: all that it has or reads.
         """
+        uncalled = [one for one, read in self.uncalled.items() if all(name in names for name in read)]
         for operator in (*_EXTREMES, *_SIGNS.values()):
             here = self.inside.get((operator, function), ())
             beside = self.beside.get((operator, _form(own)), ())
             if operator in _EXTREMES:
-                own_names = [one for one in numbers if not one.isupper()]
-                known = dict.fromkeys(["1", *own_names, *alike, *self.everywhere.get(operator, ())], 2)
-                known |= dict.fromkeys([*here, *(["0"] if operator == "maximum" else [])], 1)
+                own_names = [one for one in numbers if not one.isupper() or one in names]
+                known = dict.fromkeys(self.everywhere.get(operator, ()), 3)
+                known |= dict.fromkeys(["1", *own_names, *alike], 2)
+                # A number of so many at most, of a sum that has it: what is left of them.
+                inside = [one for one in own_names if one.isupper() and re.search(rf"\b{one}\b", own)]
+                known |= dict.fromkeys([*here, *inside, *(["0"] if operator == "maximum" else [])], 1)
             else:
                 known = dict.fromkeys(here, 1)
             # Of a family also those that are called alike: the line that is wrong may have been the only one with it.
             known |= dict.fromkeys([one for other in beside for one in _family(other, numbers)][:_FAMILY], 0)
-            known |= dict.fromkeys([*beside, *(one for one in unread if one in numbers or one in alike)], 0)
+            unread_here = [one for one in unread if one in numbers or one in alike]
+            known |= dict.fromkeys([*beside, *unread_here, *uncalled], 0)
             ordered = sorted(known.items(), key=lambda item: item[1])
             yield from (Missing(operator, one, distance) for one, distance in ordered if one != own)
 
@@ -90,6 +99,8 @@ def siblings(tree: ast.Module) -> Siblings:
     everywhere: dict[str, dict[str, None]] = {}
     arguments: dict[tuple[str, int], dict[str, None]] = {}
     language = ""
+    named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    uncalled: dict[str, frozenset[str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             for name in node.names:
@@ -98,10 +109,13 @@ def siblings(tree: ast.Module) -> Siblings:
     for function in tree.body:
         if not isinstance(function, ast.FunctionDef) or not on_chip(function):
             continue
+        if function.name not in named:
+            parameters = [one.arg for one in function.args.args]
+            uncalled[f"{function.name}({', '.join(parameters)})"] = frozenset(parameters)
         for node in ast.walk(function):
             for number, given in enumerate(node.args if isinstance(node, ast.Call) else ()):
                 arguments.setdefault((ast.unparse(node.func), number), {})[ast.unparse(given)] = None  # type: ignore[attr-defined]
-            for operator, one, other in _pairs(node):
+            for operator, one, other in pairs(node):
                 if len(other) <= _LONG:
                     beside.setdefault((operator, _form(one)), {})[other] = None
                     inside.setdefault((operator, function.name), {})[other] = None
@@ -112,10 +126,11 @@ def siblings(tree: ast.Module) -> Siblings:
         {key: list(value) for key, value in inside.items()},
         {key: list(value) for key, value in everywhere.items()},
         {key: list(value) for key, value in arguments.items()},
+        uncalled,
     )
 
 
-def _pairs(node: ast.AST) -> Iterator[tuple[str, str, str]]:
+def pairs(node: ast.AST) -> Iterator[tuple[str, str, str]]:
     """(operator, operand, the other one), both ways round."""
     if isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
         operator, pair = _SIGNS[type(node.op)], [node.left, node.right]
@@ -132,7 +147,7 @@ def _pairs(node: ast.AST) -> Iterator[tuple[str, str, str]]:
 
 def places(root: ast.expr, language: str) -> Iterator[ast.expr]:
     """Expressions that may lack an operand: what is assigned or returned, operands, what is compared, arguments of the language and of
-    the file's own functions."""
+    the file's own functions, what is stored."""
     todo: list[ast.AST] = [root]
     while todo:
         node = todo.pop()
@@ -156,6 +171,9 @@ def places(root: ast.expr, language: str) -> Iterator[ast.expr]:
                     and function.value.id == language
                 )
                 if of_file or of_language:
+                    parts = arguments
+                elif isinstance(function, ast.Attribute) and function.attr == "store":
+                    # What goes into memory of the chip.
                     parts = arguments
                 elif isinstance(function, ast.Attribute) and not isinstance(function.value, ast.Name):
                     parts = [function.value]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import itertools
 import re
+import time
 import types
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,17 +30,23 @@ from tilecast.emulator.source import Source
 
 #: Trials at most, and events that they may emulate together; of one, how many times as many as the problem itself, which an error
 #: may have ended early, or so many.
-_TRIALS, _EVENTS, _RUNAWAY, _SOME = 300, 250_000, 3, 30_000
+_TRIALS, _EVENTS, _RUNAWAY, _SOME = 1500, 500_000, 3, 30_000
+#: Seconds of CPU time that they may take together, where a machine is slow at them.
+_SECONDS = 40.0
+#: Bytes that trials may take beside what the process has: a change may ask for any.
+_MEMORY = 2 << 30
 #: Trials after the first that mends all; trials between two signs of life.
-_MORE, _TOLD = 80, 20
+_MORE, _TOLD = 150, 20
 #: Problems among which the smallest is looked for that is wrong too, and other problems that a change is put to: before and after.
 _SMALLER, _BEFORE, _AFTER = 16, 3, 2
 #: Changed lines that are quoted, and characters of each.
 _SHOWN, _WIDTH = 5, 100
-#: Of what is tried first: lines that are quoted (0) or others that run (1), and the rank of the change.
-_ORDER = ((0, 0), (1, 0), (0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (0, 4), (1, 3), (1, 4))
-#: Changes of this rank on are tried by turns, one of each line.
-_TURNS = 3
+#: Of what is tried first: lines that are quoted (0), that those come from (1) or others that run (2), and the rank of the change.
+_ORDER = (
+    (0, 0), (1, 0), (0, 1), (2, 0), (0, 2), (1, 1), (1, 2), (2, 1), (0, 3), (2, 2), (1, 3), (0, 4), (1, 4), (2, 3), (2, 4),
+)  # fmt: skip
+#: Lines that one that is quoted is followed back to.
+_SLICE = 30
 #: What functions call with their names, as they return.
 _RECORD = "__names__"
 
@@ -71,8 +78,9 @@ def mending_changes(
     mending: dict[int, str] = {}
     # Of indices in larger problems nothing is asked again.
     bench.coverage.judges_only, followed, session.far_launches = True, session.far_launches, {}
+    session.explains = False
     try:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
+        with warnings.catch_warnings(), np.errstate(all="ignore"), limited(_MEMORY):
             warnings.simplefilter("ignore")
             sizes: dict[float, Any] = {}
             wrong = None
@@ -87,12 +95,14 @@ def mending_changes(
             others = [todo[number], *todo[:number][:_BEFORE], *todo[number + 1 :][:_AFTER]]
             executed = bench.coverage.executed(lambda: right(smallest))
             own = session.spent
+            functions.executed = frozenset(executed)
             functions.record_names(lambda: right(smallest))
             functions.leave_out_equal(executed, lambda: right(smallest))
             quoted = [int(line) for line in re.findall(r"line (\d+):", message)]
             tried, most, total = 0, _TRIALS, 0.0
+            until = time.process_time() + _SECONDS
             for edit in functions.candidates(quoted, executed):
-                if tried >= most or total > _EVENTS or len(mending) >= _SHOWN:
+                if tried >= most or total > _EVENTS or len(mending) >= _SHOWN or time.process_time() > until:
                     break
                 with functions.changed(edit) as compiled:
                     tried += compiled
@@ -103,11 +113,32 @@ def mending_changes(
                     progress("changes of single lines", tried, _TRIALS)
     finally:
         bench.coverage.judges_only, session.most_events, session.far_launches = False, 0, followed
+        session.explains = True
     if not mending:
         return ""
     it = f"it and {len(others) - 1} other problems are" if len(others) > 1 else "it is"
     lines = "".join(f"\n               line {line}: {new[:_WIDTH]}" for line, new in mending.items())
     return f"\n             with one line changed to one of these {it} right ({tried} changes were tried){lines}"
+
+
+@contextlib.contextmanager
+def limited(more: int) -> Iterator[None]:
+    """So many bytes of memory beside what the process has, beyond which there is a MemoryError; where the system can limit them."""
+    try:
+        # Not on Windows.
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        most = pages * resource.getpagesize() + more
+        resource.setrlimit(resource.RLIMIT_AS, (most if soft < 0 else min(soft, most), hard))
+    except (ImportError, OSError, ValueError):
+        yield
+        return
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 class _Functions:
@@ -122,6 +153,7 @@ class _Functions:
         self._names: dict[str, dict[str, Kind]] = {}
         self._known: dict[int, list[Edit]] = {}
         self._siblings = siblings(tree)
+        self.executed: frozenset[int] = frozenset()
 
     def _at(self, line: int) -> ast.FunctionDef | None:
         return next((one for one in self._functions if line in lines_of(one)), None)
@@ -186,17 +218,26 @@ class _Functions:
         """Changes of lines, those that are quoted first; of operators and numbers first, then of names."""
         every = [line for one in self._near(quoted) for line in lines_of(one) if line in executed]
         first = list(dict.fromkeys(line for line in quoted if line in executed))
-        groups = first, [line for line in dict.fromkeys(every) if line not in first]
+        behind = by_turns(
+            [
+                [*self._source.values([line], _SLICE)[1:], *self._source.values([line], _SLICE, "around")]
+                for line in first
+            ]
+        )
+        second = [line for line in dict.fromkeys(behind) if line in executed and line not in first]
+        groups = first, second, [line for line in dict.fromkeys(every) if line not in first and line not in second]
         for number, rank in _ORDER:
             found = [[one for one in self._edits(line) if one.rank == rank] for line in groups[number]]
-            # Of names there are too many for one line after the other.
-            yield from by_turns(found) if rank >= _TURNS else itertools.chain.from_iterable(found)
+            # Of each line one: there may be too many for one line after the other.
+            yield from by_turns(found)
 
     def _edits(self, line: int) -> list[Edit]:
         """The changes of a line."""
         function = self._at(line)
         if line not in self._known and function is not None:
-            found = edits(function, line, self.lines[line - 1], self._names.get(function.name, {}), self._siblings)
+            found = edits(
+                function, line, self.lines[line - 1], self._names.get(function.name, {}), self._siblings, self.executed
+            )
             self._known[line] = list(dict.fromkeys(found))
         return self._known.get(line, [])
 

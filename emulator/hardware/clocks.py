@@ -14,9 +14,9 @@ STREAM_SHIFT = 24
 COPY = 1 << 40
 #: Roles of one program, at most.
 MAX_ROLES = 8
-#: Streams: role r in CTA c is 2 r + c (n r + c in a cluster of n CTAs, which has room for fewer roles); wgmma of role r;
+#: Streams: role r in CTA c is 2 r + c (n r + c in a cluster of n CTAs; of more than four, there is room for fewer roles); wgmma of role r;
 #: the matrix engine; copies that read shared memory, whose events have numbers of their own.
-FIRST_WGMMA = 2 * MAX_ROLES
+FIRST_WGMMA = 4 * MAX_ROLES
 MATRIX_ENGINE = FIRST_WGMMA + MAX_ROLES
 STORE_ENGINE = MATRIX_ENGINE + 1
 STREAMS = STORE_ENGINE + 1

@@ -119,7 +119,7 @@ class Copy(InFlight):
         tile = self._fetch()
         part = part_of(self.program, self.desc.layout, self.cta, tile.shape)
         self.program.smem.write(self.cells, access, self.target.dtype.bits)
-        self.target.a[part] = tile[part]
+        self.target.put(tile[part], part)
         if self.program.session.watcher is not None:
             self.program.session.watcher.copied(self)
         key = self.bar.deliver(tile[part].nbytes, self.number)

@@ -28,6 +28,7 @@ from tilecast.emulator.values.memory_layouts import (
     PaddedSharedLayout,
     SharedLayout,
     panels_abreast,
+    rearranged,
     same_places,
 )
 from tilecast.emulator.values.scalars import Int
@@ -197,6 +198,8 @@ class Shared:
         abreast = panels_abreast(self.layout, to, self.shape, new, self.dtype.bits, kind.bits)
         if abreast > 1 and self.a.flags.c_contiguous:
             return self._abreast(abreast, new, to)
+        if new == self.shape and kind is self.dtype and (moved := self._moved(to)) is not None:
+            return moved
         if (
             not same_places(self.layout, to, self.shape, new, self.dtype.bits, kind.bits)
             or not self.a.flags.c_contiguous
@@ -221,6 +224,17 @@ class Shared:
 
         cells = turned(self.by_element())
         return Turned(self.view(turned(self.a), cells, layout), shape, cells.reshape(shape))
+
+    def _moved(self, to: Any) -> Shared | None:
+        """The same bytes by a layout that has them elsewhere in a tile; None where it has not, or it is not known where."""
+        if self.a.ndim < 2 or (list(getattr(to, "cga", ())) == list(getattr(self.layout, "cga", ()))):
+            return None
+        moved = rearranged(self.layout, to, self.shape[-2:], self.dtype.bits)
+        return None if moved is None else Rearranged(self, moved, to)
+
+    def put(self, values: Any, part: Any = ...) -> None:
+        """Write values, of a part."""
+        self.a[part] = values
 
     def gather(self, indices: Tensor, axis: Any) -> Tensor:
         """Elements along an axis by number, into registers with the layout of the numbers."""
@@ -353,7 +367,7 @@ class Shared:
             program.session.watcher.stored(self.name, program.session.calls())
         for access, cells in self._reached(writes=True):
             program.smem.write(cells, access, self.dtype.bits, changes)
-        self.a[...] = value.a
+        self.put(value.a)
 
     def _one_slot(self) -> None:
         """LayoutError where it is all slots of a ring: the compiler loads and stores what has the dimensions of its layout."""
@@ -400,6 +414,42 @@ class Turned(Shared):
         pass
 
 
+class Rearranged(Shared):
+    """Shared memory by a layout that has each element of a tile elsewhere: ``moved``, its number by the layout that it was allocated with."""
+
+    def __init__(self, parent: Shared, moved: Any, layout: Any) -> None:
+        self._parent, self._places = parent, moved
+        cells = parent.by_element().reshape(*parent.shape[:-2], -1)[..., moved]
+        super().__init__(parent.program, None, cells, parent.name, layout, parent._division, parent._copy_cells)
+        self.memory, self.has_slots = parent.memory, parent.has_slots
+
+    def index(self, i: Any) -> Shared:
+        """One slot, as it is when it is used; outside, one that raises BoundsError then."""
+        if len(self.shape) < 3:
+            return super().index(i)
+        made = self._parent.index(i)
+        return made if isinstance(made, Outside) else Rearranged(made, self._places, self.layout)
+
+    def view(self, a: Any, cells: Any, layout: Any = None) -> Shared:
+        """Not followed: UnsupportedError."""
+        raise UnsupportedError(f"{self.program.here()}: part of {self.name}, whose bytes another layout has elsewhere")
+
+    def put(self, values: Any, part: Any = ...) -> None:
+        """Write values, of a part."""
+        mine = self.a
+        mine[part] = values
+        self._parent.a.reshape(*self._parent.shape[:-2], -1)[..., self._places] = mine
+
+    @property
+    def a(self) -> Any:
+        """The values as they are now."""
+        return self._parent.a.reshape(*self._parent.shape[:-2], -1)[..., self._places]
+
+    @a.setter
+    def a(self, values: Any) -> None:
+        pass
+
+
 def _distinct(numbers: Any) -> Any:
     """Sorted, each once: without sorting where they are in order already, as rows mostly are."""
     if not numbers.size:
@@ -427,6 +477,14 @@ def allocate_shared(program: Memories, dtype: dtypes.Dtype, shape: Any, layout: 
     if dtype is dtypes.INT64 and (layout is None or isinstance(layout, MBarrierLayout)):
         homes = _homes(layout, shared, program.ctas)
         many = len(extents) > 1
+        # Triton's verifier: "barrier allocation must be a descriptor of Nxi64 type with N <= number of CTAs".
+        refuse(
+            program,
+            name,
+            f"{extents[-1]} numbers to a barrier, of at most {program.ctas}, one for each CTA"
+            if extents[-1] > program.ctas
+            else "",
+        )
         program.reserve_smem(_BARRIER_BYTES * (extents[0] if many else 1), name, lasting=True)
         if not many:
             return program.new_barrier(name, homes)

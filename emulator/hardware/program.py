@@ -18,6 +18,7 @@ from tilecast.emulator.hardware.clocks import (
     COPY,
     FIRST_WGMMA,
     MATRIX_ENGINE,
+    MAX_ROLES,
     STREAM_SHIFT,
     Agent,
 )
@@ -293,7 +294,7 @@ class Program(Schedule):
         if budget:
             raise AllocationError(f"{self.here()}: {budget}")
         parent, line = self.role(), self.line()
-        room = FIRST_WGMMA // max(self.ctas, 2)
+        room = min(MAX_ROLES, FIRST_WGMMA // self.ctas)
         if len(self.roles) - 1 + len(parts) > room:
             raise UnsupportedError(f"{self.here()}: more than {room} partitions in a cluster of {self.ctas} CTAs")
         names = [getattr(fn, "name", "role") for fn, _ in parts]
@@ -333,7 +334,7 @@ class Program(Schedule):
             if not self.late and (not ready or self.random.random() < EFFECT) and self._random_effect():
                 continue
             if not ready and not self._forced_effect() and not self._others_go_on():
-                raise deadlock(self.roles, self.session.source, self.number)
+                raise deadlock(self.roles, self.session.source, self.number, self.session.explains)
             if ready:
                 role = ready[0] if self.late else self._chosen(ready)
                 role.blocked = None

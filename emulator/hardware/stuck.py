@@ -22,8 +22,9 @@ _ASKED = 8
 _MADE = 4
 
 
-def deadlock(roles: Sequence[Role], source: Source, program: int) -> BarrierError | DeadlockError:
-    """The error for a program whose roles all wait; of bytes that are expected and that no copy brings, a BarrierError."""
+def deadlock(roles: Sequence[Role], source: Source, program: int, explained: bool) -> BarrierError | DeadlockError:
+    """The error for a program whose roles all wait; of bytes that are expected and that no copy brings, a BarrierError.  ``explained``: with the
+    lines that it may come from."""
     lines, short = [], []
     chains: list[list[int]] = []
     lacking: dict[str, None] = {}
@@ -53,15 +54,11 @@ def deadlock(roles: Sequence[Role], source: Source, program: int) -> BarrierErro
                 f"{stuck.name} expects {stuck.expected} bytes in phase {stuck.completed} "
                 f"({source.quote(stuck.expect_line)}), but copies bring only {stuck.received}"
             )
-    report = "\n".join(
-        [
-            f"deadlock in program {program}: no role can go on",
-            *lines,
-            *_made(list(lacking), list(made), source),
-            *_signalled(list(lacking), chains, source),
-            *_decided(chains, source),
-        ]
-    )
+    if explained:
+        lines += _made(list(lacking), list(made), source)
+        lines += _signalled(list(lacking), chains, source)
+        lines += _decided(chains, source)
+    report = "\n".join([f"deadlock in program {program}: no role can go on", *lines])
     return BarrierError("; ".join(short) + "\n" + report) if short else DeadlockError(report)
 
 

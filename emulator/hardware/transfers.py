@@ -171,7 +171,7 @@ def gather(role: Issuer, target: Shared, values: Callable[[], Any]) -> list[Tran
     def run(cta: int, access: Access) -> None:
         part = part_of(program, target.layout, cta, target.shape)
         program.smem.write(target.cells_of(cta), access, target.dtype.bits)
-        target.a[part] = values()[part]
+        target.put(values()[part], part)
 
     return [Transfer(role, "cp.async", target, False, functools.partial(run, cta), cta) for cta in range(program.ctas)]
 
@@ -201,7 +201,7 @@ class RegistersToCluster(InFlight):
         access = Access(COPY + self._number, STORE_ENGINE, self._known, self._line, self._actor)
         part = part_of(program, target.layout, self._cta, target.shape)
         program.smem.write(target.cells_of(self._cta), access, target.dtype.bits)
-        target.a[part] = self._values[part]
+        target.put(self._values[part], part)
         self._bar.deliver(self._values[part].nbytes, self._number)
 
 

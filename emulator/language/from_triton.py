@@ -17,7 +17,7 @@ LAYOUTS: Mapping[str, Callable[..., Any]] = {
     "DistributedLinearLayout": layouts.DistributedLinearLayout,
     "SliceLayout": layouts.SliceLayout,
     "BlockedLayout": layouts.BlockedLayout,
-    "NVMMADistributedLayout": layouts.NvmmaDistributedLayout.make,
+    "NVMMADistributedLayout": layouts.NvmmaDistributedLayout,
     "DotOperandLayout": layouts.DotOperandLayout,
     "NVMMASharedLayout": memory_layouts.NvmmaSharedLayout,
     "SwizzledSharedLayout": memory_layouts.SwizzledSharedLayout,

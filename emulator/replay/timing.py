@@ -1,7 +1,7 @@
 """The second route to a kernel's time: replay what its roles executed, with the costs of a machine.
 
-Roles go in order; products run on the tensor core in issue order, copies side by side, and running operations share the
-units fairly (`sharing`).  wgmma goes instruction by instruction, as it was measured: warpgroups in turns, and a role whose next
+Roles go in order; products run on the tensor core in issue order, copies move one after the other, as machine code is simulated
+(`model.compiled.sm`), and running operations share the units fairly (`sharing`).  wgmma goes instruction by instruction, as it was measured: warpgroups in turns, and a role whose next
 instruction finds no room in the queue stands still.  Nothing here knows the pipeline: order, counts and dependences come from the executed source,
 costs from the machine file.
 """
@@ -39,6 +39,7 @@ from tilecast.model.sm.fluid import advance
 #: What `replay` can leave out.
 RESCALE, COPY_LATENCY, MEETINGS = "rescale", "copy latency", "barriers before arrivals"
 TURNS, BESIDE = "turns of wgmma", "slower arithmetic beside wgmma"
+COPY_ORDER = "the order of copies"
 PORT = "loads in between the reads of products"
 _NEVER = float("inf")
 
@@ -94,6 +95,9 @@ class _Replay:
         self.queue: deque[_Running | tuple[Commit, _Role]] = deque()
         self.last_product: tuple[float, float] = (0.0, 0.0)
         self.engine_busy = False
+        #: Copies that were asked for, the oldest of which moves.
+        self.copies: deque[_Running] = deque()
+        self.copying = False
         #: Whether the first product has begun.
         self.multiplied = False
         #: When each phase completes: contributions still to come, and the latest so far.
@@ -204,7 +208,7 @@ class _Replay:
     def _issue(self, role: _Role, event: CopyIssue | MatrixIssue, now: float) -> None:
         if isinstance(event, CopyIssue):
             load = self.copy(event)
-            self.active.append(_Running(load, load.cycles, now, role, event))
+            self.copies.append(_Running(load, load.cycles, now, role, event))
         else:
             load = self.product(event)
             if TURNS in self.without and self.machine.tensor_kind == "wgmma":
@@ -229,6 +233,15 @@ class _Replay:
         return True
 
     # -- engines -------------------------------------------------------------------------------------------------------
+
+    def start_copy(self, now: float) -> bool:
+        """Let the oldest copy move, where none does; whether one began."""
+        if not self.copies or (self.copying and COPY_ORDER not in self.without):
+            return False
+        entry = self.copies.popleft()
+        entry.start, self.copying = now, True
+        self.active.append(entry)
+        return True
 
     def start_engine(self, now: float) -> bool:
         """Begin the oldest product, or arrive for a commit whose products are done; whether anything happened."""
@@ -284,6 +297,7 @@ class _Replay:
             entry.role.products[event.number] = now + latency
             self._span(name, f"{event.name}, {event.m} x {event.n} x {event.k}", began, now, event.line, "product")
         elif isinstance(event, CopyIssue):
+            self.copying = False
             self._span(name, event.name, entry.start, now, event.line, "copy")
             if event.key is not None:
                 # The first tiles were not asked for before: they come from memory.
@@ -305,9 +319,15 @@ class _Replay:
         first = self.roles[0]
         first.started, first.free = True, now
         while True:
-            while any([*(self.advance(role, now) for role in self.roles.values()), self.start_engine(now)]):
+            while any(
+                [
+                    *(self.advance(role, now) for role in self.roles.values()),
+                    self.start_copy(now),
+                    self.start_engine(now),
+                ]
+            ):
                 pass
-            if not self.active and all(role.done for role in self.roles.values() if role.started):
+            if not self.active and not self.copies and all(role.done for role in self.roles.values() if role.started):
                 return max(now, *(role.free for role in self.roles.values()))
             upcoming = min((role.free for role in self.roles.values() if role.free > now + _EPS), default=_NEVER)
             key = tuple([entry.load for entry in self.active])
@@ -341,7 +361,7 @@ def replay(trace: ProgramTrace, machine: Machine, without: Collection[str] = ())
     """Time one program's trace on one SM of ``machine``.
 
     ``without`` leaves something out, to see what it costs: RESCALE (O is never rescaled), COPY_LATENCY (copies land when
-    the engine has moved them), MEETINGS (the warps of a role do not meet before it arrives), TURNS (products of wgmma go whole, in
+    the engine has moved them), COPY_ORDER (copies move side by side), MEETINGS (the warps of a role do not meet before it arrives), TURNS (products of wgmma go whole, in
     the order of their issue, and a queue of them always has room), BESIDE (arithmetic is as fast beside a product as alone), PORT
     (loads and stores of shared memory have what the reads of products leave of its port).
     """

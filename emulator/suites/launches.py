@@ -34,6 +34,16 @@ def read_mode(text: str) -> tuple[str, int]:
 class Unknown:
     """A name of Triton that the emulator does not have: importing it is no mistake, using it is."""
 
+    def __instancecheck__(self, _value: Any) -> bool:
+        """Nothing is of a class that is not known."""
+        return False
+
+    def __or__(self, other: Any) -> Any:
+        """In an annotation: this, or another class."""
+        return self
+
+    __ror__ = __or__
+
     def __init__(self, session: Session, name: str) -> None:
         self._session, self._name = session, name
 

@@ -108,7 +108,7 @@ class BlockedLayout(Constant):
         return f"blocked layout {self.key}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class NvmmaDistributedLayout(Constant):
     """Accumulator of wgmma."""
 
@@ -116,11 +116,10 @@ class NvmmaDistributedLayout(Constant):
     warps_per_cta: tuple[int, ...]
     instr_shape: tuple[int, ...]
 
-    @staticmethod
-    def make(version: Any, warps_per_cta: Any, instr_shape: Any, **_cga: Any) -> NvmmaDistributedLayout:
+    def __init__(self, version: Any, warps_per_cta: Any, instr_shape: Any, **_cga: Any) -> None:
         """From lists, as kernels write them."""
-        lists = (version, warps_per_cta, instr_shape)
-        return NvmmaDistributedLayout(*(tuple(int(x) for x in values) for values in lists))
+        for name, values in (("version", version), ("warps_per_cta", warps_per_cta), ("instr_shape", instr_shape)):
+            object.__setattr__(self, name, tuple(int(x) for x in values))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 Basis = tuple[tuple[int, ...], ...]
 
 
@@ -200,6 +202,44 @@ def panels_abreast(one: Any, other: Any, shape: Sequence[int], new: Sequence[int
     if not alike or len(shape) != 3 or len(new) != 3 or shape[1] != new[1] or shape[2] * bits != 8 * one.swizzle:
         return 0
     return 0 if new[2] % shape[2] else new[2] // shape[2]
+
+
+def rearranged(one: Any, other: Any, shape: Sequence[int], bits: int) -> Any:
+    """Of each element of a tile by the ``other`` layout, the number of the element by ``one`` that has its bytes; None where that is not known.
+
+    For what the copy engine writes: panels as wide as the swizzle, one after the other, in which 16 bytes lie at the exclusive or of their
+    place and their row (PTX ISA, "Swizzling modes"), each CTA its part.
+    """
+    layouts = (one, other)
+    if len(shape) != 2 or bits < 8 or not all(isinstance(x, NvmmaSharedLayout) for x in layouts):
+        return None
+    if any(x.transposed or x.fp4_padded or not x.swizzle for x in layouts) or len(one.cga) != len(other.cga):
+        return None
+    numbers = np.arange(math.prod(shape)).reshape(shape)
+    found = np.full(numbers.size, -1)
+    for cta in range(1 << len(one.cga)):
+        old, new = (numbers[x.part(cta, shape)] for x in layouts)
+        if old.size != new.size:
+            return None
+        at_old, at_new = (
+            _places(x.swizzle, part.shape, bits // 8) for x, part in zip(layouts, (old, new), strict=True)
+        )
+        if at_old is None or at_new is None:
+            return None
+        by_place = np.empty(old.size, int)
+        by_place[at_old.reshape(-1)] = old.reshape(-1)
+        found[new.reshape(-1)] = by_place[at_new.reshape(-1)]
+    return found.reshape(shape)
+
+
+def _places(swizzle: int, shape: Sequence[int], size: int) -> Any:
+    """Where each element of a CTA's part lies, in elements of ``size`` bytes; None where rows are no whole panels."""
+    rows, columns = shape
+    if columns * size % swizzle:
+        return None
+    row, byte = np.arange(rows)[:, None], np.arange(columns)[None, :] * size
+    at = byte // swizzle * (rows * swizzle) + row * swizzle + byte % swizzle
+    return (at ^ (at >> 7 & swizzle // 16 - 1) << 4) // size
 
 
 class MBarrierLayout(SharedLayout):

@@ -110,24 +110,28 @@ _INTEGER: dict[str, Callable[[int, int], int]] = {
 _OVERFLOW = "a 32-bit integer overflows: {}; convert to int64 before this"
 
 
-def _scalar(wide: bool, number: int) -> Int:
-    if wide:
-        return Int64(number)
-    if not -(2**31) <= number < 2**31:
-        raise IntegerError(_OVERFLOW.format(number))
-    return Int(number)
+def _scalar(wide: bool, number: int, mask: bool) -> Int:
+    return Int64(number) if wide else Int(number if -(2**31) <= number < 2**31 else _beyond(number, mask))
+
+
+def _beyond(number: int, mask: bool) -> int:
+    """What a result of more than 32 bits is: of a ``mask``, bits shifted out of it are lost (PTX ISA, "shl"); IntegerError of a number."""
+    if mask:
+        return (number + 2**31) % 2**32 - 2**31
+    raise IntegerError(_OVERFLOW.format(number))
 
 
 def _integer(name: str, reflected: bool) -> Callable[[Int, Any], Any]:
-    compute, divides = _INTEGER[name], name in ("floordiv", "mod")
+    compute, divides, shifts = _INTEGER[name], name in ("floordiv", "mod"), name == "lshift"
 
     def forward(self: Int, other: Any) -> Any:
         kind = type(other)
         if (kind is Int or kind is int) and type(self) is Int and (not divides or (self if reflected else other)):
             # What most are: 32 bits, of this launch only.
             number = compute(int(other), int(self)) if reflected else compute(int(self), int(other))
+            # A negative number that is shifted is a mask.
             if not -(2**31) <= number < 2**31:
-                raise IntegerError(_OVERFLOW.format(number))
+                number = _beyond(number, shifts and number < 0)
             result = Int(number)
             if self.far is not None or (kind is Int and other.far is not None):
                 result.far = combined(name, other, self, False) if reflected else combined(name, self, other, False)
@@ -145,7 +149,7 @@ def _integer(name: str, reflected: bool) -> Callable[[Int, Any], Any]:
         if not right and divides:
             return undefined("integer division by zero", frames())
         wide = self.bits == 64 or isinstance(other, Int64)
-        result = _scalar(wide, compute(left, right))
+        result = _scalar(wide, compute(left, right), shifts and left < 0)
         if self.far is not None or far_of(other) is not None:
             result.far = combined(name, other, self, wide) if reflected else combined(name, self, other, wide)
         return result

@@ -274,7 +274,11 @@ def _arithmetic(tensor: Tensor, other: Any, name: str, reflected: bool) -> Any:
     compute = getattr(operator, {"and": "and_", "or": "or_"}.get(name, name))
     with np.errstate(all="ignore"):
         if tensor._a.dtype == np.int32 and name in ("add", "sub", "mul", "lshift"):
-            wide = compute(np.asarray(x, np.int64), np.asarray(y, np.int64))
+            left, right = np.asarray(x, np.int64), np.asarray(y, np.int64)
+            wide = compute(left, np.minimum(right, 32) if name == "lshift" else right)
+            if name == "lshift":
+                # A negative number is a mask: bits that are shifted out are lost (PTX ISA, "shl").
+                wide = np.where(left < 0, wide.astype(np.int32), wide)
             if isinstance(other, Int64) or (isinstance(other, Tensor) and other._a.dtype == np.int64):
                 return wide
             if wide.size and (wide.max() > 2**31 - 1 or wide.min() < -(2**31)):

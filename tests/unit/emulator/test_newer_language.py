@@ -193,13 +193,13 @@ def test_inline_asm_sees_the_registers_of_a_thread_in_their_order(tmp_path: Path
 
 
 def test_layouts_become_linear_ones_as_triton_has_them() -> None:
-    wgmma = NvmmaDistributedLayout.make([3, 0], [4, 1], [16, 32, 16])
+    wgmma = NvmmaDistributedLayout([3, 0], [4, 1], [16, 32, 16])
     # Printed by Triton 3.9's to_linear_layout, compiled offline.
     found = linear_of(wgmma, (128, 64))
     assert found.reg_bases == [[0, 1], [8, 0], [0, 8], [0, 16], [0, 32], [64, 0]]
     assert (found.lane_bases, found.warp_bases) == ([[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]])
     assert linear_of(wgmma, (64, 16)).reg_bases == [[0, 1], [8, 0], [0, 8], [0, 0]]
-    sync = linear_of(NvmmaDistributedLayout.make([2, 0], [2, 2], [16, 8]), (64, 64))
+    sync = linear_of(NvmmaDistributedLayout([2, 0], [2, 2], [16, 8]), (64, 64))
     assert sync.reg_bases == [[0, 1], [8, 0], [0, 16], [0, 32], [32, 0]] and sync.warp_bases == [[0, 8], [16, 0]]
     part = linear_of(SliceLayout(1, BlockedLayout([1, 2], [4, 8], [2, 2], [1, 0])), (64,))
     assert (part.reg_bases, part.lane_bases) == ([[8], [16], [32]], [[0], [0], [0], [1], [2]])

@@ -188,14 +188,14 @@ def test_the_warp_of_each_element_follows_the_layout() -> None:
     # The fastest dimension of the order counts the warps first.
     grid = warps_of(BlockedLayout([1, 1], [4, 8], [2, 2], [1, 0]), (8, 16))
     assert [grid[0, 0], grid[0, 8], grid[4, 0], grid[4, 8]] == [0, 1, 2, 3]
-    wgmma = warps_of(NvmmaDistributedLayout.make([3, 0], [4, 1], [16, 64, 16]), (128, 64))
+    wgmma = warps_of(NvmmaDistributedLayout([3, 0], [4, 1], [16, 64, 16]), (128, 64))
     assert (wgmma == (np.arange(128) // 16 % 4)[:, None]).all()
     # Of mma.sync an instruction is a warp's; an operand repeats along the dimension that it does not have.
-    products = NvmmaDistributedLayout.make([2, 0], [4, 1, 1], [1, 16, 8])
+    products = NvmmaDistributedLayout([2, 0], [4, 1, 1], [1, 16, 8])
     for layout in (products, DotOperandLayout(0, products, 2), DotOperandLayout(1, products, 2)):
         assert (warps_of(layout, (8, 32, 64)) == (np.arange(8) % 4)[:, None, None]).all()
     assert (warps_of(SliceLayout(2, products), (4, 16)) == np.arange(4)[:, None]).all()
-    columns = NvmmaDistributedLayout.make([2, 0], [1, 4], [16, 8])
+    columns = NvmmaDistributedLayout([2, 0], [1, 4], [16, 8])
     assert (warps_of(DotOperandLayout(1, columns, 2), (16, 64)) == np.arange(64) // 8 % 4).all()
     assert (warps_of(DotOperandLayout(0, columns, 2), (16, 64)) == SEVERAL).all()
     linear = DistributedLinearLayout([[0, 1]], [[1, 0], [2, 0], [4, 0], [8, 0], [16, 0]], [[32, 0]], [], [64, 2])

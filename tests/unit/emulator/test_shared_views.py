@@ -27,12 +27,12 @@ def places(ROWS: gl.constexpr, COLUMNS: gl.constexpr):
 """
 
 
-def launch(tmp_path: Path, body: str, *args: Any, **options: Any) -> None:
+def launch(tmp_path: Path, body: str, *args: Any, num_ctas: int = 1, **options: Any) -> None:
     """Run ``kernel`` of these lines on the arguments, named a, b, ..."""
     lines = "\n".join(f"    {line}" for line in body.strip().splitlines())
     path = tmp_path / "kernels.py"
     path.write_text(HEAD + f"@gluon.jit\ndef kernel({', '.join('abcdef'[: len(args)])}):\n{lines}\n")
-    tilecast.emulated(path, **options).kernel[(1,)](*args)
+    tilecast.emulated(path, **options).kernel[(1,)](*args, num_ctas=num_ctas)
 
 
 def test_elements_are_gathered_scattered_and_combined_by_number(tmp_path: Path) -> None:
@@ -101,6 +101,36 @@ gl.store(b + places(16, 128), wide.load(WIDE))
     assert (out == np.hstack([x[2], x[3]])).all()
     with pytest.raises(UnsupportedError, match="each byte keeps its place"):
         launch(tmp_path, body.replace("[2, 16, 128]", "[4, 8, 128]").replace("(16, 128)", "(8, 128)"), x, out)
+
+
+@pytest.mark.parametrize(("swizzle", "columns"), [(64, 64), (128, 128)])
+def test_the_parts_of_a_pair_are_seen_by_another_division(tmp_path: Path, swizzle: int, columns: int) -> None:
+    """What was rows of each CTA is columns of each: its bytes lie where the copy engine puts them, 16 at a time by the exclusive or of
+    their place and their row."""
+    x, out = np.arange(128 * columns, dtype=np.float16).reshape(128, columns), np.zeros((128, columns), np.float16)
+    body = f"""
+TILE: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0], [[1, 0]])
+rows = gl.arange(0, 128, layout=gl.SliceLayout(1, TILE))[:, None]
+at = rows * {columns} + gl.arange(0, {columns}, layout=gl.SliceLayout(0, TILE))[None, :]
+slots = gl.allocate_shared_memory(gl.float16, [2, 128, {columns}], gl.NVMMASharedLayout(128, 16, 2, cga_layout=[[1, 0]]))
+seen = slots.reinterpret(layout=gl.NVMMASharedLayout({swizzle}, 16, 2, cga_layout=[[0, 1]]))
+slots.index(1).store(gl.load(a + at))
+gl.barrier(cluster=True)
+gl.store(b + at, seen.index(1).load(TILE))
+"""
+    launch(tmp_path, body, x, out, num_ctas=2)
+    there = np.zeros((2, 64 * columns), np.float16)
+    for cta in range(2):
+        for row in range(64):
+            for column in range(columns):
+                byte = column // 64 * 64 * 128 + row * 128 + column % 64 * 2
+                there[cta, (byte ^ (row % 8) << 4) // 2] = x[64 * cta + row, column]
+    expected = np.zeros_like(x)
+    for row in range(128):
+        for column in range(columns):
+            cta, byte = divmod(column, columns // 2)[0], row * columns + column % (columns // 2) * 2
+            expected[row, column] = there[cta, (byte ^ (byte >> 7 & swizzle // 16 - 1) << 4) // 2]
+    assert (out == expected).all()
 
 
 def test_a_type_that_would_move_swizzled_bytes_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tilecast
-from tilecast.emulator.errors import BoundsError, LayoutError, UnsupportedError
+from tilecast.emulator.errors import BoundsError, IntegerError, LayoutError, UnsupportedError
 
 HEAD = """
 from triton.experimental import gluon
@@ -247,3 +247,40 @@ gl.store(a + 3, less + (one == 1).to(gl.int32))
 """
     launch(tmp_path, body, out)
     np.testing.assert_array_equal(out, [1, 0, 2, 2])
+
+
+def test_a_mask_loses_the_bits_that_are_shifted_out_and_a_number_overflows(tmp_path: Path) -> None:
+    """PTX ISA, "shl": amounts beyond the width are clamped to it."""
+    amounts, out = np.array([0, 5, 31, 32, 40, 200], np.int32), np.zeros((2, 6), np.int32)
+    body = """
+at = gl.arange(0, 8, layout=FLAT)
+gl.store(b + at, -1 << gl.load(a + at, mask=at < 6, other=0), mask=at < 6)
+for i in range(6):
+    gl.store(b + 6 + i, -1 << gl.load(a + i))
+"""
+    launch(tmp_path, body, amounts, out)
+    assert (out == np.array([-1, -32, -(2**31), 0, 0, 0])).all()
+    for number in ("1 << gl.load(a + 3)", "gl.full([8], 3, gl.int32, FLAT) << gl.load(a + 2)"):
+        with pytest.raises(IntegerError, match="a 32-bit integer overflows"):
+            launch(
+                tmp_path,
+                f"gl.store(b + gl.arange(0, 8, layout=FLAT), {number}, mask=gl.arange(0, 8, layout=FLAT) < 1)",
+                amounts,
+                out,
+            )
+
+
+def test_a_barrier_is_one_number_for_each_cta(tmp_path: Path) -> None:
+    """As Triton's verifier has it: "a descriptor of Nxi64 type with N <= number of CTAs"."""
+    body = "bars = gl.allocate_shared_memory(gl.int64, [4, {}], mbarrier.MBarrierLayout())\nmbarrier.init(bars.index(0), count=1)"
+    head = "from triton.experimental.gluon.language.nvidia.hopper import mbarrier\n"
+    path = tmp_path / "barriers.py"
+    for count in (1, 2):
+        lines = "\n".join(f"    {line}" for line in body.format(count).splitlines())
+        path.write_text(HEAD + head + f"@gluon.jit\ndef kernel(a):\n{lines}\n")
+        kernel = tilecast.emulated(path).kernel[(1,)]
+        if count == 1:
+            kernel(np.zeros(1))
+        else:
+            with pytest.raises(LayoutError, match="bars: 2 numbers to a barrier, of at most 1, one for each CTA"):
+                kernel(np.zeros(1))

@@ -24,12 +24,12 @@ def beside(p, n, scores):
     return scores * p.scale, gl.minimum(row, p.rows - 1)
 
 @gluon.jit
-def f(p, n, scores, left):
+def f(p, n, scores, left, few=1):
     {line}
 """
 INT, SCORES = ("int",), ("tensor", (64,), "fp32")
 NAMES = {
-    "n": INT, "left": INT, "p.left": INT, "p.stride_a": INT, "p.stride_b": INT, "p.stride_c": INT, "p.rows": INT,
+    "n": INT, "left": INT, "few": INT, "p.left": INT, "p.stride_a": INT, "p.stride_b": INT, "p.stride_c": INT, "p.rows": INT,
     "p.scale": ("float",), "scores": SCORES,
 }  # fmt: skip
 
@@ -51,6 +51,8 @@ def offered(line: str) -> dict[str, Edit]:
         "a number that is kept above 0": ("return n - 1", "return gl.maximum(n - 1, 0)"),
         "a factor that lines beside it have": ("return scores - left", "return (scores * (p.scale)) - left"),
         "another one of that kind": ("return n + left", "return (n * (p.stride_c)) + left"),
+        "what is stored": ("p.slot.store(scores - left)", "p.slot.store((scores * (p.scale)) - left)"),
+        "what the line multiplies by elsewhere": ("return n, left * few", "return (n * (few)), left * few"),
         "a parameter that nothing reads": ("return n + 1", "return gl.minimum(n + 1, left)"),
     }.values(),
 )
@@ -128,3 +130,11 @@ def test_functions_are_no_values_that_are_asked_for() -> None:
     exec(compile(Asking(observed.places).visit(function), "m", "exec"), names)
     assert names["f"](3) == 4
     assert seen == [3, 4]
+
+
+def test_a_function_that_nothing_calls_may_be_what_an_extreme_forgot() -> None:
+    file = FILE.replace("def f(p,", "def largest(scores):\n    return gl.max(scores, 0)\n\n@gluon.jit\ndef f(p,")
+    tree = ast.parse(file.format(line="return n"))
+    assert siblings(tree).uncalled["largest(scores)"] == {"scores"}
+    called = ast.parse(file.format(line="return largest(scores)"))
+    assert "largest(scores)" not in siblings(called).uncalled

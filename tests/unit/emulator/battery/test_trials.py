@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import resource
 
+import numpy as np
 import pytest
 from support.planted import Planted
 
 from tilecast.emulator.battery.runner import run_battery
+from tilecast.emulator.battery.trials import limited
 from tilecast.emulator.source import Source
 
 #: Kernel, what is changed, and the line that the message offers instead of it.
@@ -46,3 +49,14 @@ def test_a_trial_ends_and_leaves_the_kernel_as_it_was() -> None:
     )  # fmt: skip
     assert len(found.failures) == 2
     assert "with one line changed" not in found.failures[1].message
+
+
+def test_a_trial_that_asks_for_too_much_memory_fails_alone() -> None:
+    """A change may make a tensor as large as memory is, which would end the process."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with limited(64 << 20):
+        with pytest.raises(MemoryError):
+            np.ones(1 << 30, np.uint8)
+        assert np.ones(1 << 20, np.uint8).all()
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+    assert np.ones(1 << 27, np.uint8).all()
