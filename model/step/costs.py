@@ -196,12 +196,15 @@ class Around:
 
     def join_ends(self, head_dim_v: int, rows: int, keys: float) -> float:
         """What joins of a tile take beyond one for each but its first part: with the last one all comes back."""
+        if not self.counts.added:
+            return 0.0
         whole = _of_warps(rows)
-        back = self.back(head_dim_v, whole, keys) - self.left(head_dim_v, whole) / 2.0
-        return max(0.0, back) if self.counts.added else 0.0
+        return max(0.0, self.back(head_dim_v, whole, keys) - self.left(head_dim_v, whole) / 2.0)
 
     def join_later(self, head_dim_v: int, rows: int) -> float:
         """A part that was done apart joins those before it: it comes back, and its halves leave one after the other."""
+        if not self.counts.added:
+            return 0.0
         whole = _of_warps(rows)
         return self.back(head_dim_v, whole, 0.0) + self.left(head_dim_v, whole) + 2.0 * self.adding()
 

@@ -322,15 +322,38 @@ def test_groups_of_splits_are_merged_side_by_side() -> None:
     assert latents.merge(4, 64, MLA, 1) > latents.merge(8, 64, MLA, 1) > once
 
 
+def test_runs_shorter_than_tiles_do_splits_apart() -> None:
+    """Of 8 splits each of 60 tiles to 66 programs of each half of the heads: whole; of 30 tiles a run has 3 or 4, and the later ones of a
+    tile wait for what the ones before do apart."""
+    whole, shared = (launched(shipped_pair(mla(x), H200)[0], mla(x), 132) for x in ("60x8192", "30x8192"))
+    assert whole.chained and not whole.teams and shared.teams == 66
+    runs = batch_items(mla("30x8192"), shared)
+    assert runs is not None and runs.apart is not None and runs.joins is not None
+    # 42 runs of 4 splits: two to a tile.  Then 24 of 3: 3, 3, 2 | 1, 3, 3, 1 | 2, 3, 3.
+    apart = runs.apart[::2].tolist()
+    assert apart[:4] == [0, 4, 0, 4] and apart[42:50] == [0, 3, 5, 3, 6, 7, 3, 6]
+    # In runs of whole tiles and more nothing is.
+    more = launched(shipped_pair(mla("140x8192"), H200)[0], mla("140x8192"), 132)
+    many = batch_items(mla("140x8192"), more)
+    assert many is not None and many.apart is not None and not many.apart.any()
+    # Dealt out they would leave more than L2 holds.
+    assert launched(shipped_pair(mla("20x32768"), H200)[0], mla("20x32768"), 132).chained
+    assert not launched(shipped_pair(mla("20x8192"), H200)[0], mla("20x8192"), 132).chained
+
+
 def test_a_join_moves_the_rows_that_are_there() -> None:
-    """Warps without rows leave and fetch nothing; stores go at the rate of all SMs, what comes shares the port with the next keys."""
+    """Warps without rows leave and fetch nothing; stores go at the rate of all SMs, what comes shares the port with the next keys; half of
+    what leaves is waited for."""
     around = Around(H200, LATENT, 64, mhz=1980.0)
     rows = {count: around.left(512, count) for count in (16, 64)}
     assert rows[64] == 4.0 * rows[16]
     assert rows[64] * 4.65e12 / 132 / 1980e6 == pytest.approx(64 * 512 * 4)
     # L2 keeps its clock: fewer cycles of slower SMs.
     assert Around(H200, LATENT, 64, mhz=1485.0).left(512, 64) == pytest.approx(0.75 * rows[64])
-    assert around.join(512, 1, 0.0) == around.join(512, 16, 0.0) < around.join(512, 17, 0.0)
+    assert around.join(512, 1) == around.join(512, 16) < around.join(512, 17)
+    assert around.join(512, 64) - around.join(512, 16) == pytest.approx((rows[64] - rows[16]) / 2.0)
+    # What was done apart comes back, and leaves with nothing beside it.
+    assert around.join_later(512, 64) > 2.0 * around.join(512, 64)
     assert (
         around.back(512, 64, 0.0)
         < around.back(512, 64, 1e4)
@@ -345,17 +368,17 @@ def test_a_join_moves_the_rows_that_are_there() -> None:
 
 
 def test_the_first_part_leaves_and_the_last_comes_alone() -> None:
-    """Of a tile's parts joins beside each other are as long as the longer way, and once the other way is waited for as well."""
+    """Of a tile's parts the last one waits for what the others had, once a tile."""
     around = Around(H200, LATENT, 64)
     back, left = around.back(512, 64, 1e6), around.left(512, 64)
-    assert around.join_ends(512, 64, 1e6) == min(back, left)
-    (launch,) = evaluate_step(mla("40x8192"), H200, shipped_pair(mla("40x8192"), H200), 1500.0).launches
+    assert around.join_ends(512, 64, 1e6) == back - left / 2.0 > 0.0
+    (launch,) = evaluate_step(mla("60x8192"), H200, shipped_pair(mla("60x8192"), H200), 1500.0).launches
     costs, items = launch.costs, launch.items
     assert items is not None and items.joins is not None and costs.join_ends > 0.0
     without = play(items, replace(costs, join_ends=0.0))
     assert play(items, costs).end - without.end == pytest.approx(costs.join_ends)
     # Of the portable kernel and of parted prefill what is left is on its way meanwhile.
-    assert Around(H200, PARTED, 128).join_ends(128, 128, 1e6) == 0.0
+    assert Around(H200, PARTED, 128).join_ends(128, 128, 1e6) == Around(H200, PARTED, 128).join_later(128, 128) == 0.0
 
 
 def test_code_behind_the_loop_is_fetched_from_far_where_no_program_comes_to_it_twice() -> None:
@@ -398,10 +421,10 @@ def test_a_first_block_comes_from_memory_by_maps_that_no_cache_holds() -> None:
     latents, bytes_each = mla("1x1024"), replace(dense("1x16"), cache="e4m3")
     assert cycles(latents, tma__latency_hbm_cycles=100.0) - cycles(latents) == pytest.approx(200.0)
     assert cycles(bytes_each, tma__latency_hbm_cycles=100.0) - cycles(bytes_each) == pytest.approx(200.0)
-    # Lengths of the sequences, and numbers of pages; Q of 16 rows is there before the first block, of 64 after it.
-    assert cycles(latents, hbm__latency_cycles=100.0) - cycles(latents) == pytest.approx(200.0)
-    many = mla("64x1024")
-    assert cycles(many, hbm__latency_cycles=100.0) - cycles(many) == pytest.approx(300.0)
+    # Lengths of the sequences, and numbers of pages; Q is there before the first block, but of several queries in 64 rows after it.
+    many, several = mla("64x1024"), mla("64x2:1024")
+    for batch, latencies in ((latents, 2), (many, 2), (several, 3)):
+        assert cycles(batch, hbm__latency_cycles=100.0) - cycles(batch) == pytest.approx(100.0 * latencies)
 
 
 def test_products_slow_the_clock_in_a_small_part_of_the_time() -> None:
