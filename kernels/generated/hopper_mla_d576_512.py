@@ -850,15 +850,6 @@ def unpark(at, part, count):
 
 
 @gluon.jit
-def unpark_all(at, count):
-    """All parts."""
-    parts = ()
-    for i in gl.static_range(PARTS):
-        parts = parts + (unpark(at, i, count),)
-    return whole_of(parts)
-
-
-@gluon.jit
 def first_parked(at, count):
     """The parts that are asked for before it is known what they are multiplied with."""
     known = ()
@@ -868,14 +859,23 @@ def first_parked(at, count):
 
 
 @gluon.jit
-def joined(known, at, count, o, before, after):
-    """Half of O with what a chunk has: of ``count`` rows that wait in ``at``, whose first parts are ``known``."""
+def unparked(known, at, count):
+    """Half of O, of ``count`` rows that wait in ``at``, whose first parts are ``known``."""
+    for i in gl.static_range(len(known), PARTS):
+        known = known + (unpark(at, i, count),)
+    return whole_of(known)
+
+
+@gluon.jit
+def joined(known, at, count, o, before, after, LATER: gl.constexpr = False):
+    """Half of O with what waits in ``at``, of ``count`` rows, whose first parts are ``known``: chunks before it, or a later one."""
     parts = parts_of(o)
     before = gl.convert_layout(before, gl.SliceLayout(1, PART_LAYOUT))[:, None]
     after = gl.convert_layout(after, gl.SliceLayout(1, PART_LAYOUT))[:, None]
     done = ()
     for i in gl.static_range(PARTS):
-        done = done + (blend(known[i], before, gl.convert_layout(parts[i], PART_LAYOUT), after),)
+        part = gl.convert_layout(parts[i], PART_LAYOUT)
+        done = done + (blend(part, before, known[i], after) if LATER else blend(known[i], before, part, after),)
         if i + 2 < PARTS:
             known = known + (unpark(at, i + 2, count),)
     return whole_of(done)
@@ -1401,20 +1401,44 @@ def attend_item(
 
 @gluon.jit
 def join_item(piece, turn, n, m, link, items, batch, rows, scratch, ONE: gl.constexpr):
-    """The chunks of a piece that were done apart join what another program has of their tile."""
+    """The chunks of a piece that were done apart join what another program has of their tile, which stays in registers meanwhile."""
     row = gl.arange(0, TILE_M, layout=SCORE_ROWS)
-    row_max = gl.full([TILE_M], LOWEST, gl.float32, layout=SCORE_ROWS)
-    row_sum = gl.zeros([TILE_M], gl.float32, layout=SCORE_ROWS)
-    total = gl.zeros([TILE_M, HALF], gl.float32, layout=ACCUMULATOR)
-    count = piece.item.q_len * batch.group - piece.item.tile * TILE_M
-    for number in range(piece.from_chunk, piece.from_chunk + piece.apart):
-        kept = kept_apart(scratch, piece, number, 2) + row
-        o = unpark_all(kept_apart(scratch, piece, number, 0), count)
-        row_max, row_sum, total, m = with_chunks_before(
-            piece, number, gl.load(kept), gl.load(kept + TILE_M), o, m, row, count, link, items, batch, scratch
-        )
+    chunks, count = piece.chunks, piece.item.q_len * batch.group - piece.item.tile * TILE_M
     if piece.apart > 0:
-        m = end_item(piece, row_max, row_sum, total, m, link, items, batch, rows, scratch, ONE, True)
+        take_over(scratch, batch, 0)
+        for i in gl.static_range(4):
+            items.stats.index(i).store(gl.load(sums_parked(scratch, piece.place, i) + row))
+        row_max, row_sum = items.stats.index(0).load(SCORE_ROWS), items.stats.index(1).load(SCORE_ROWS)
+        o = unparked((), parked(scratch, piece.place, 0, 0), gl.where(piece.from_chunk % MERGED > 0, count, 0))
+        for number in range(piece.from_chunk, piece.from_chunk + piece.apart):
+            at = kept_apart(scratch, piece, number, 0)
+            known, sums = first_parked(at, count), kept_apart(scratch, piece, number, 2) + row
+            chunk_max, chunk_sum = gl.load(sums), gl.load(sums + TILE_M)
+            if number % MERGED > 0:
+                row_max, before, after = weights(row_max, chunk_max)
+                row_sum = blend(row_sum, before, chunk_sum, after)
+                tell(link, m, (before, after))
+                m += 1
+                o = joined(known, at, count, o, before, after, True)
+            else:
+                row_max, row_sum, o = chunk_max, chunk_sum, unparked(known, at, count)
+            items.stats.index(0).store(row_max)
+            items.stats.index(1).store(row_sum)
+            if joins(number, chunks, 1):
+                row_max, before, after = weights(items.stats.index(2).load(SCORE_ROWS), row_max)
+                row_sum = blend(items.stats.index(3).load(SCORE_ROWS), before, row_sum, after)
+                at = parked(scratch, piece.place, 1, 0)
+                known = first_parked(at, count)
+                tell(link, m, (before, after))
+                m += 1
+                o = joined(known, at, count, o, before, after)
+            if (level_of(number) == 1) & (number + 1 < chunks):
+                items.stats.index(2).store(row_max)
+                items.stats.index(3).store(row_sum)
+                park_all(o, parked(scratch, piece.place, 1, 0), count)
+        if (piece.to_chunk < chunks) & (piece.to_chunk % MERGED > 0):
+            park_all(o, parked(scratch, piece.place, 0, 0), count)
+        m = end_item(piece, row_max, row_sum, o, m, link, items, batch, rows, scratch, ONE, True)
     return n, m
 
 
@@ -1562,13 +1586,30 @@ def right_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, ONE: 
 @gluon.jit
 def join_right(piece, turn, n, m, link, batch, rows, scratch, ONE: gl.constexpr):
     """The right half of what `join_item` joins."""
-    total = gl.zeros([TILE_M, HALF], gl.float32, layout=ACCUMULATOR)
-    count = piece.item.q_len * batch.group - piece.item.tile * TILE_M
-    for number in range(piece.from_chunk, piece.from_chunk + piece.apart):
-        o = unpark_all(kept_apart(scratch, piece, number, 1), count)
-        total, m = right_with_chunks_before(piece, number, o, m, count, link, batch, scratch)
+    chunks, count = piece.chunks, piece.item.q_len * batch.group - piece.item.tile * TILE_M
     if piece.apart > 0:
-        m = end_right(piece, total, m, link, batch, rows, scratch, ONE, True)
+        take_over(scratch, batch, 1)
+        o = unparked((), parked(scratch, piece.place, 0, 1), gl.where(piece.from_chunk % MERGED > 0, count, 0))
+        for number in range(piece.from_chunk, piece.from_chunk + piece.apart):
+            at = kept_apart(scratch, piece, number, 1)
+            known = first_parked(at, count)
+            if number % MERGED > 0:
+                before, after = told(link, m, 2)
+                m += 1
+                o = joined(known, at, count, o, before, after, True)
+            else:
+                o = unparked(known, at, count)
+            if joins(number, chunks, 1):
+                at = parked(scratch, piece.place, 1, 1)
+                known = first_parked(at, count)
+                before, after = told(link, m, 2)
+                m += 1
+                o = joined(known, at, count, o, before, after)
+            if (level_of(number) == 1) & (number + 1 < chunks):
+                park_all(o, parked(scratch, piece.place, 1, 1), count)
+        if (piece.to_chunk < chunks) & (piece.to_chunk % MERGED > 0):
+            park_all(o, parked(scratch, piece.place, 0, 1), count)
+        m = end_right(piece, o, m, link, batch, rows, scratch, ONE, True)
     return n, m
 
 

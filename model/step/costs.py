@@ -6,7 +6,7 @@ its instructions come from far the first time; later each mostly waits for the o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilecast.model.compiled.units.fetch import far_cycles
 from tilecast.model.kernel.variants.serving import DECODE_ROWS
@@ -50,6 +50,9 @@ class Counts:
     copied: bool = True
     #: Behind the first block's copies, until Q of up to 16 rows is asked for, and of more; not counted where Q is short.
     queries: tuple[int, int] = (0, 0)
+    #: Before a program's roles part, and how often the load warp asks L2 for lengths again until it knows the first blocks.
+    begin: int = 0
+    lookups: int = 0
     #: Of a part of an item's keys whose results L2 adds to those of the parts before.
     added: int = 0
 
@@ -67,7 +70,11 @@ COPY_ENGINE_E4M3 = Counts(264, 1, 286, 419, 12, 0, 0, 264, 6, 0, 0, (4, 4), 16, 
 COPY_ENGINE_RUNS = Counts(150, 1, 163, 320, 5, 0, 0, 560, 2, 0, 0, (8, 8), 16)
 COPY_ENGINE_SHARES = Counts(600, 4, 264, 320, 5, 0, 0, 560, 2, 0, 0, (8, 8), 16, 344)
 #: Of the latent kernel (`hopper_mla_d576_512.py`): a turn of its merge has 8 splits of 4 rows, and half of the columns.
-LATENT = Counts(198, 1, 186, 706, 6, 140, 3, 661, 0, 0, 0, (4, 4), 8, 224, merged_parts=2, queries=(68, 627), added=420)
+LATENT = Counts(
+    198, 1, 186, 706, 6, 140, 3, 661, 0, 0, 0, (4, 4), 8, 224, merged_parts=2, queries=(68, 627), begin=335, added=420
+)
+#: The same where programs share all splits in runs: 848 instructions from the load warp's first to its first copy.
+LATENT_RUNS = replace(LATENT, plan=600, set_up=248, lookups=3)
 #: Of the kernel that prefills, where keys are parted: what it does with a part, a block's end included (`hopper_prefill_d128.py`).
 PARTED = Counts(269, 1, 299, 250, 4, 0, 0, 264, 2, 0, 0, (64, 64), 1, 320, whole_tiles=True)
 _PARTIAL_BYTES = 4
@@ -121,7 +128,9 @@ class Around:
     def plan(self, cold: bool) -> float:
         """Until a program knows its item: lengths of all sequences, added up."""
         lengths = self.machine["hbm.latency_cycles" if cold else "l2.latency_cycles"]
-        return self.instructions(self.counts.plan, self.counts.plan_barriers, cold) + lengths
+        again = self.counts.lookups * self.machine["l2.latency_cycles"]
+        count = self.counts.begin + self.counts.plan
+        return self.instructions(count, self.counts.plan_barriers, cold) + lengths + again
 
     def set_up(self, page: int, cold: bool) -> float:
         """Until an item's first copy is issued: its lengths again, then the numbers of its first pages."""
@@ -202,11 +211,10 @@ class Around:
         return max(0.0, self.back(head_dim_v, whole, keys) - self.left(head_dim_v, whole) / 2.0)
 
     def join_later(self, head_dim_v: int, rows: int) -> float:
-        """A part that was done apart joins those before it: it comes back, and its halves leave one after the other."""
+        """A part that was done apart joins those before it, which are in registers: it comes back."""
         if not self.counts.added:
             return 0.0
-        whole = _of_warps(rows)
-        return self.back(head_dim_v, whole, 0.0) + self.left(head_dim_v, whole) + 2.0 * self.adding()
+        return self.back(head_dim_v, _of_warps(rows), 0.0) + self.adding()
 
     def merge(self, splits: int, rows: int, workload: Workload, there: int) -> float:
         """Merging a tile's splits in their order, some rows and some splits at a time, with ``there`` programs on the SM."""

@@ -35,6 +35,7 @@ from tilecast.model.step.costs import (
     COPY_ENGINE_RUNS,
     COPY_ENGINE_SHARES,
     LATENT,
+    LATENT_RUNS,
     PARTED,
     POINTERS,
     Counts,
@@ -279,7 +280,7 @@ def _mla_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
     )  # fmt: skip
     teams = min(sms, tiles * splits) // heads
     most = FAR if len(batch.lengths) * split_tiles <= teams else hopper_mla.MOST_APART - 1
-    return replace(found, teams=_teams(found, batch, teams), most_apart=most) if chained else found
+    return replace(found, teams=_teams(found, batch, teams), most_apart=most, counts=LATENT_RUNS) if chained else found
 
 
 def _teams(dealt: Dealing, batch: Batch, teams: int) -> int:
