@@ -305,10 +305,16 @@ def units_of(batch, b, there, whole):
 
 
 @gluon.jit
+def units_from(batch, first, whole, PLANNED: gl.constexpr, WARPS: gl.constexpr):
+    """The same of each of PLANNED sequences from ``first`` on."""
+    b = first + gl.arange(0, PLANNED, layout=gl.BlockedLayout([max(1, PLANNED // (32 * WARPS))], [32], [WARPS], [0]))
+    return units_of(batch, b, b < batch.count, whole)
+
+
+@gluon.jit
 def ends_before(batch, first, after, whole, PLANNED: gl.constexpr, WARPS: gl.constexpr):
     """(of each of PLANNED sequences, the unit after its last one; the unit of the first of them), where those behind begin at `after`."""
-    b = first + gl.arange(0, PLANNED, layout=gl.BlockedLayout([max(1, PLANNED // (32 * WARPS))], [32], [WARPS], [0]))
-    tiles, units = units_of(batch, b, b < batch.count, whole)
+    tiles, units = units_from(batch, first, whole, PLANNED, WARPS)
     ends = gl.associative_scan(tiles * units, 0, plus)
     before = after - gl.max(ends, 0)
     return before + ends, before
@@ -324,10 +330,7 @@ def deal_of(batch, scratch, PLANNED: gl.constexpr, WARPS: gl.constexpr):
     """
     tiles, units, most = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
     for first in range(0, batch.count, PLANNED):
-        b = first + gl.arange(
-            0, PLANNED, layout=gl.BlockedLayout([max(1, PLANNED // (32 * WARPS))], [32], [WARPS], [0])
-        )
-        of_each, chunks = units_of(batch, b, b < batch.count, False)
+        of_each, chunks = units_from(batch, first, False, PLANNED, WARPS)
         tiles += gl.sum(of_each, 0)
         units += gl.sum(of_each * chunks, 0)
         most = gl.maximum(most, gl.max(gl.where(of_each > 0, chunks, 0), 0))
@@ -429,7 +432,7 @@ def load_q_boxes(items, turn, item, batch, q_desc, Q_ROWS: gl.constexpr):
         first, token = token, gl.load(batch.cu_q + item.b)
     wait_empty(items.q_empty, turn)
     full = items.q_full.index(turn % Q_SLOTS)
-    mbarrier.expect(full, QK_PIECES * Q_ROWS * COLUMNS * 2)
+    mbarrier.expect(full, QK_PIECES * q_desc.block_type.nbytes)
     for piece in gl.static_range(QK_PIECES):
         box = items.q_boxes.index((turn % Q_SLOTS * QK_PIECES + piece) * (TILE_M // Q_ROWS))
         copy_tile(q_desc, [first, item.head_kv * batch.group, token, piece * COLUMNS], full, box)
@@ -447,6 +450,15 @@ def first_pages(batch, item, PAGE: gl.constexpr):
     else:
         pages = (item.b, gl.to_tensor(0))
     return pages
+
+
+@gluon.jit
+def bring_q(items, turn, item, rows, batch, q_desc, ONE: gl.constexpr, Q_ROWS: gl.constexpr, BOXED: gl.constexpr):
+    """Q of an item, in boxes or row by row."""
+    if BOXED:
+        load_q_boxes(items, turn, item, batch, q_desc, Q_ROWS)
+    else:
+        load_q(items, turn, item, rows, batch, ONE, Q_ROWS)
 
 
 @gluon.jit
@@ -507,16 +519,10 @@ def load_item(
             page, start = pages
             load_block(ring, n, k_desc, (page,), start + key)
         if key == item.begin:
-            if BOXED:
-                load_q_boxes(items, turn, item, batch, q_desc, Q_ROWS)
-            else:
-                load_q(items, turn, item, rows, batch, ONE, Q_ROWS)
+            bring_q(items, turn, item, rows, batch, q_desc, ONE, Q_ROWS, BOXED)
         n += 1
     if item.begin >= item.end:
-        if BOXED:
-            load_q_boxes(items, turn, item, batch, q_desc, Q_ROWS)
-        else:
-            load_q(items, turn, item, rows, batch, ONE, Q_ROWS)
+        bring_q(items, turn, item, rows, batch, q_desc, ONE, Q_ROWS, BOXED)
     return n
 
 
