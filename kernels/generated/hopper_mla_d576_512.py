@@ -1983,6 +1983,7 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
     box = [1, 1, min(page, TILE_N.value) if page else TILE_N.value, COLUMNS.value]
     layout = gl.NVMMASharedLayout.get_default_for(box, KINDS[str(q.dtype)])
     k_boxes = q_boxes = _descriptor(k, box, layout)
+    chained = _chained(batch, heads_kv, group, seqlen_q, seqlen_k, sms)
     one, q_rows = seqlen_q == 1 and group <= tile_m, FEW_ROWS if seqlen_q * group <= FEW_ROWS else tile_m
     boxed = one and all(n > 0 for n, extent in zip(q.stride(), q.shape) if extent > 1)
     if boxed:
@@ -1995,11 +1996,11 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
         q, k_boxes, q_boxes, out, lse, sinks, cu_q, cu_k, used_k, table, slots, k_scales, v_scales, *work,
         *(n // 8 for n in (*q_strides, *out_strides)),
         *lse_strides, 0 if table is None else table.stride(0), 
-        *(n for x in (k_scales, v_scales) for n in ((0, 0) if x is None else x.stride())), batch, heads_kv, group, seqlen_q, min(seqlen_k, FAR.value), 0 if _chained(batch, heads_kv, group, seqlen_q, seqlen_k, sms) else MOST_SPLITS.value.bit_length() - 1, _split_keys(heads_kv * group).bit_length() - 1, left, right,
+        *(n for x in (k_scales, v_scales) for n in ((0, 0) if x is None else x.stride())), batch, heads_kv, group, seqlen_q, min(seqlen_k, FAR.value), 0 if chained else MOST_SPLITS.value.bit_length() - 1, _split_keys(heads_kv * group).bit_length() - 1, left, right,
         max(rows[0], 1), min(rows[1], FAR.value), splits, min(tile_m, seqlen_q * group), _split_tiles(seqlen_q, group),
     )  # fmt: skip
     planned = FEW_PLANNED if batch <= FEW_PLANNED else MANY_PLANNED
-    flags = page, capped, one, planned, q_rows, _chained(batch, heads_kv, group, seqlen_q, seqlen_k, sms), boxed
+    flags = page, capped, one, planned, q_rows, chained, boxed
     return (max(1, min(items, PROGRAMS * sms)), 1, 1), arguments, flags
 
 

@@ -169,8 +169,7 @@ def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
     if not mine:
         return None
     blocks, keys, tile, counts, joins, owners = [], [], [], [], [], []
-    tiles: list[int] = []
-    next_tile, span, partial_rows, most, begun = 0, 0, 0, 1, 0
+    tiles, next_tile, span, partial_rows, most, begun = 0, 0, 0, 0, 1, 0
     for seqlen_q, seqlen_k in mine:
         run = 1
         if dealt.runs is not None:
@@ -179,8 +178,8 @@ def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
             begun += shared.tiles * shared.blocks
         one = of_sequence(dealt, heads, seqlen_q, seqlen_k, run)
         if dealt.teams:
-            owners.append(sum(tiles) + one.tile)
-        tiles.append(one.tiles)
+            owners.append(tiles + one.tile)
+        tiles += one.tiles
         # Heads of a token are neighbours in memory and in the order.
         blocks.append(np.repeat(one.blocks, heads_kv))
         keys.append(np.repeat(one.keys, heads_kv))
@@ -209,6 +208,6 @@ def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
         tile = [np.full(len(runs.pieces), -1)]
     return Items(
         np.concatenate(blocks), np.concatenate(keys), np.concatenate(tile), np.asarray(counts, dtype=np.int64), len(mine),
-        sum(q for q, _ in mine), most, span, partial_rows, heads.heads_q * sum(q for q, _ in mine), heads_kv * sum(tiles),
+        sum(q for q, _ in mine), most, span, partial_rows, heads.heads_q * sum(q for q, _ in mine), heads_kv * tiles,
         np.concatenate(joins) if dealt.chained else None, runs.pieces if runs else None, runs.apart if runs else None,
     )  # fmt: skip
