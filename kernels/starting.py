@@ -84,11 +84,10 @@ def on_device(launch: Callable[..., Any], device: int) -> Callable[..., Any]:
         return launch
 
     @functools.wraps(launch)
-    def launch_there(*arguments: Any) -> None:
+    def launch_there(*arguments: Any) -> Any:
         if torch.cuda.current_device() == device:
-            launch(*arguments)
-        else:
-            with torch.cuda.device(device):
-                launch(*arguments)
+            return launch(*arguments)
+        with torch.cuda.device(device):
+            return launch(*arguments)
 
     return launch_there

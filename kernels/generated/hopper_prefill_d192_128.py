@@ -63,8 +63,8 @@ KINDS = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
 OPTIONS = {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True, "ptx_options": "--regAllocOptLevel=4"}
 #: Programs that an SM holds at once: as many as are launched where there is work for more.
 PROGRAMS = 1
-#: What a launch takes that may begin beside the one before, if that says so.
-BESIDE_OPTIONS = {"launch_pdl": True}
+#: Whether a launch may begin before the one before, for other rows, has ended, if that says so.
+FOLLOWS = True
 
 
 @gluon.jit
@@ -703,7 +703,7 @@ def load_role(
     if gl.atomic_add(taken + 1, 1, sem="acq_rel") == gl.num_programs(0) - 1:
         gl.atomic_xchg(taken, 0, sem="relaxed")
         gl.atomic_xchg(taken + 1, 0, sem="relaxed")
-    if BESIDE:
+    if BESIDE >= 2:
         # Who waits for this launch waits for the one before as well, beside which it began.
         gl.inline_asm_elementwise(
             "griddepcontrol.wait; mov.b32 $0, $1;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
@@ -1305,12 +1305,13 @@ def scratch(batch, heads_kv, group, seqlen_q, seqlen_k, sms, tokens=None, least=
     return _room(*_dealing(batch, heads_kv, group, seqlen_q, seqlen_k, sms, tokens, least, left))
 
 
-def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, work, sms, beside=False):
+def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, work, sms, beside=0):
     """Grid, arguments but the two scales, flags; ValueError for what the kernel does not take.
 
     lists: cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks, k_descale, v_descale, each a tensor or None; seqlen_q,
     seqlen_k: no sequence has more; window: (left, right), -1 for no limit; capped: whether there is a softcap; rows: (fewest, most) rows of the sequences to
-    work on; work: the tensors of `scratch`; sms: of the device; beside: whether a launch for other rows runs at the same time.
+    work on; work: the tensors of `scratch`; sms: of the device; beside: 1 where the next launch, for other rows, may begin
+    before this one ends, and 2 where this one may before the one before has, added up.
     """
     cu_q, cu_k, used_k, table, slots, sinks, k_scales, v_scales = lists
     heads_q, heads_kv = q.shape[-2], k.shape[-2]

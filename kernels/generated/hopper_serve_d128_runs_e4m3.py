@@ -60,8 +60,8 @@ OPTIONS = {"num_warps": 4, "enable_fp_fusion": True, "maxnreg": 248}
 #: Programs that an SM holds at once, where each has one item, and their options: a thread then has fewer registers.
 PROGRAMS = 2
 DIRECT_OPTIONS = {**OPTIONS, "maxnreg": 128}
-#: Whether a launch may let the one for other rows that comes after begin before it ends.
-LEADS = True
+#: Whether a launch may let the one for other rows that comes after begin before it ends, and may begin before the one before has ended.
+LEADS, FOLLOWS = True, True
 
 # Keys of a block are dealt to the WARPS of a warpgroup, which multiply them apart (mma.sync): warp, row, key or column.
 WARPS, WARP_KEYS = gl.constexpr(4), gl.constexpr(32)
@@ -494,6 +494,7 @@ def load_role(
     ONE: gl.constexpr,
     PLANNED: gl.constexpr,
     DIRECT: gl.constexpr,
+    BESIDE: gl.constexpr,
 ):
     """Copies K and V of every item of this program into shared memory, and Q where it takes items in turn."""
     batch = Batch(
@@ -573,6 +574,11 @@ def load_role(
         if gl.atomic_add(taken + 1, 1, sem="acq_rel") == gl.num_programs(0) - 1:
             gl.atomic_xchg(taken, 0, sem="relaxed")
             gl.atomic_xchg(taken + 1, 0, sem="relaxed")
+    if BESIDE >= 2:
+        # Who waits for this launch waits for the one before as well, beside which it began.
+        gl.inline_asm_elementwise(
+            "griddepcontrol.wait; mov.b32 $0, $1;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
+        )
 
 
 # -- softmax role
@@ -1171,7 +1177,7 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
               gl.constexpr, DIRECT: gl.constexpr, ROWS: gl.constexpr, BESIDE: gl.constexpr):  # fmt: skip
     """Allocate, set up the barriers, and start the roles: of DIRECT launches a program has the item with its number, if there is one,
     otherwise takes items of the batch until there are none."""
-    if BESIDE:
+    if BESIDE % 2 == 1:
         # The launch after this one, for other rows, may begin where there is room.
         gl.inline_asm_elementwise(
             "griddepcontrol.launch_dependents; mov.b32 $0, $1;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
@@ -1249,7 +1255,7 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
     registers: gl.constexpr = 72 if DIRECT else 104  # of the load warp
     gl.warp_specialize([
         (attend_role, (ring, items, batch, rows, scratch, CAPPED, ONE, DIRECT, ROWS)),
-        (load_role, (k_desc, v_desc, ring, items, rows, batch, taken, PAGE, ONE, PLANNED, DIRECT)),
+        (load_role, (k_desc, v_desc, ring, items, rows, batch, taken, PAGE, ONE, PLANNED, DIRECT, BESIDE)),
     ], [1], [registers])  # fmt: skip
 
 
@@ -1286,12 +1292,13 @@ def _split_bound(seqlen_k, heads_kv):
     return 1 if seqlen_k <= WHOLE.value else min(_split_limit(heads_kv), -(-seqlen_k // _split_keys(heads_kv)))
 
 
-def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, work, sms, beside=False):
+def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, work, sms, beside=0):
     """Grid, arguments but the two scales, flags; ValueError for what the kernel does not take.
 
     lists: cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks, k_descale, v_descale, each a tensor or None; seqlen_q,
     seqlen_k: no sequence has more; window: (left, right), -1 for no limit; capped: whether there is a softcap; rows: (fewest, most) rows of the sequences to
-    work on; work: the tensors of `scratch`; sms: of the device; beside: whether a launch for other rows runs at the same time.
+    work on; work: the tensors of `scratch`; sms: of the device; beside: 1 where the next launch, for other rows, may begin
+    before this one ends, and 2 where this one may before the one before has, added up.
     """
     cu_q, cu_k, used_k, table, slots, sinks, k_scales, v_scales = lists
     heads_q, heads_kv = q.shape[-2], k.shape[-2]

@@ -802,7 +802,7 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
               scale_log2, cap_log2, PAGE: gl.constexpr, CAPPED: gl.constexpr, ONE: gl.constexpr, PLANNED: gl.constexpr,
               Q_ROWS: gl.constexpr, BESIDE: gl.constexpr):  # fmt: skip
     """Allocate, set up the barriers, and start the roles; every program takes each num_programs-th item of the batch."""
-    if BESIDE:
+    if BESIDE % 2 == 1:
         # The launch after this one, for other rows, may begin where there is room.
         gl.inline_asm_elementwise(
             "griddepcontrol.launch_dependents; mov.b32 $0, $1;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
@@ -902,12 +902,13 @@ def _split_bound(seqlen_k, heads_kv):
     return 1 if seqlen_k <= WHOLE.value else min(_split_limit(heads_kv), -(-seqlen_k // _split_keys(heads_kv)))
 
 
-def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, work, sms, beside=False):
+def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, work, sms, beside=0):
     """Grid, arguments but the two scales, flags; ValueError for what the kernel does not take.
 
     lists: cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks, k_descale, v_descale, each a tensor or None; seqlen_q,
     seqlen_k: no sequence has more; window: (left, right), -1 for no limit; capped: whether there is a softcap; rows: (fewest, most) rows of the sequences to
-    work on; work: the tensors of `scratch`; sms: of the device; beside: whether a launch for other rows runs at the same time.
+    work on; work: the tensors of `scratch`; sms: of the device; beside: 1 where the next launch, for other rows, may begin
+    before this one ends, and 2 where this one may before the one before has, added up.
     """
     cu_q, cu_k, used_k, table, slots, sinks, k_scales, v_scales = lists
     heads_q, heads_kv = q.shape[-2], k.shape[-2]

@@ -61,8 +61,8 @@ def started(
 
     def start(q: Any, k: Any, v: Any, out: Any, lse: Any) -> None:
         # Addresses are all that is new: extents and strides are those of the transposed tensors above.
-        for one in starts:
-            one(q, k, v, out, lse, _NO_LISTS)
+        kept = [one(q, k, v, out, lse, _NO_LISTS) for one in starts]  # see `operator.into`
+        del kept
 
     return start if starts else None
 

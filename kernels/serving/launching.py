@@ -19,6 +19,8 @@ from tilecast.kernels.starting import on_device, starter, takes_of, told_apart
 _COUNTERS = 1 << 18
 #: Most numbers of partial results that are kept for a stream's next launch: 4 MiB.  Calls that need more take longer than their host.
 _KEPT = 1 << 20
+#: Of a launch: whether the next one may begin before it ends, and whether it may begin before the one before has ended.
+LEADS, FOLLOWS = 1, 2
 
 
 class Counters:
@@ -80,8 +82,8 @@ class Launcher:
     """
 
     def __init__(self, module: Any, rows: tuple[int, int], device: Any, counters: Counters) -> None:
-        #: Whether a launch can begin beside the one before, and let another begin beside itself.
-        self.follows, self.leads = hasattr(module, "BESIDE_OPTIONS"), getattr(module, "LEADS", False)
+        #: Whether a launch can begin before the one before has ended, and let the next one begin before it ends itself.
+        self.follows, self.leads = getattr(module, "FOLLOWS", False), getattr(module, "LEADS", False)
         #: How many parts the kernel makes of a sequence's keys, where it makes any: (queries, keys, group, key heads, left).
         self.parts = getattr(module, "parts", None)
         #: Rows of its tiles, where it makes parts; 0 where it makes none.
@@ -92,15 +94,19 @@ class Launcher:
 
     def __call__(
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, lists: tuple[Any, ...], scale: float, softcap: float,
-        seqlen_q: int, seqlen_k: int, window: tuple[int, int], beside: bool = False,
-    ) -> None:  # fmt: skip
+        seqlen_q: int, seqlen_k: int, window: tuple[int, int], beside: int = 0,
+    ) -> Any:  # fmt: skip
         """Write ``out`` and ``lse`` (None: not asked for) of the sequences with as many rows as the kernel is for.
 
-        lists: cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks, k_descale, v_descale; beside: whether
-        this is one of two launches that run at the same time.
+        lists: cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks, k_descale, v_descale; beside: `LEADS` where the
+        next launch may begin before this one ends, plus `FOLLOWS` where this one may begin before the one before has ended.  Returns
+        what the launch works in: where the next one may begin before it ends, that must not get the same memory.
         """
         tensors = (q, k, v, out, lse, *lists)
-        self._start(self._find(tensors, softcap, seqlen_q, seqlen_k, window, beside), tensors, scale, softcap)
+        start, (floats, count) = self._find(tensors, softcap, seqlen_q, seqlen_k, window, beside)
+        work = self._counters.get(floats, count)
+        start(*tensors, *work, *self._module.scales(scale, softcap))
+        return work
 
     def _find(
         self,
@@ -109,7 +115,7 @@ class Launcher:
         seqlen_q: int,
         seqlen_k: int,
         window: tuple[int, int],
-        beside: bool,
+        beside: int,
     ) -> tuple[Any, ...]:
         """The plan of a shape, made where it is not known."""
         q, k, v, out, lse, *lists = tensors
@@ -136,23 +142,21 @@ class Launcher:
         seqlen_q: int,
         seqlen_k: int,
         window: tuple[int, int],
-        beside: bool = False,
-    ) -> Callable[..., None]:
-        """The launch of tensors like these (in the order of `__call__`) as (q, k, v, out, lse, lists) -> None; it keeps none."""
+        beside: int = 0,
+    ) -> Callable[..., Any]:
+        """The launch of tensors like these (in the order of `__call__`) as (q, k, v, out, lse, lists) -> what it works in; it keeps none."""
         start, (floats, count) = self._find(tensors, softcap, seqlen_q, seqlen_k, window, beside)
         scales, counters = self._module.scales(scale, softcap), self._counters
 
-        def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, lists: tuple[Any, ...]) -> None:
-            start(q, k, v, out, lse, *lists, *counters.get(floats, count), *scales)
+        def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, lists: tuple[Any, ...]) -> Any:
+            work = counters.get(floats, count)
+            start(q, k, v, out, lse, *lists, *work, *scales)
+            return work
 
         return on_device(launch, tensors[0].get_device())
 
-    def _start(self, plan: tuple[Any, ...], tensors: tuple[Any, ...], scale: float, softcap: float) -> None:
-        start, (floats, count) = plan
-        start(*tensors, *self._counters.get(floats, count), *self._module.scales(scale, softcap))
-
     def _plan(
-        self, tensors: tuple[Any, ...], softcap: float, seqlen_q: int, seqlen_k: int, window: tuple[int, int], beside: bool,
+        self, tensors: tuple[Any, ...], softcap: float, seqlen_q: int, seqlen_k: int, window: tuple[int, int], beside: int,
     ) -> tuple[Any, ...]:  # fmt: skip
         """(launch of the tensors, the two of its scratch and the two scales; sizes of its scratch) of a shape."""
         module, (q, k, v, out, lse, *lists) = self._module, told_apart(tensors)
@@ -168,7 +172,7 @@ class Launcher:
         )
         grid, arguments, flags = module.plan(
             q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, softcap != 0.0, self._rows, work, self._sms,
-            *((True,) if beside else ()),
+            *((beside,) if beside else ()),
         )  # fmt: skip
         given = (q, k, v, out, lse, *lists, *work)
         takes = takes_of(arguments, given)
@@ -176,6 +180,6 @@ class Launcher:
         arguments = (*arguments, 1.0, 1.0, *flags)
         # An interpreter compiles nothing.
         options = module.options_of(flags) if hasattr(module, "options_of") else module.OPTIONS
-        options = {**options, **(getattr(module, "BESIDE_OPTIONS", {}) if beside else {})}
+        options = {**options, **({"launch_pdl": True} if beside & FOLLOWS else {})}
         kernel = module.attention.warmup(*arguments, grid=grid, **options) or module.attention
         return starter(kernel, grid, arguments, takes, len(given) + 2), sizes

@@ -7,6 +7,7 @@ sequence depends on that sequence and on how its cache lies alone, and so do its
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from tilecast.kernels.again import watched
 from tilecast.kernels.errors import UnsupportedError, scale_refusal
 from tilecast.kernels.registration import register
 from tilecast.kernels.selection import DTYPE_NAMES, capability_of
-from tilecast.kernels.serving.launching import Counters, Launcher
+from tilecast.kernels.serving.launching import FOLLOWS, LEADS, Counters, Launcher
 from tilecast.kernels.starting import on_device
 
 #: ((fewest rows, most rows, launcher, launch), ...), with no rows in common.
@@ -71,8 +72,8 @@ def started(arguments: tuple[Any, ...]) -> Callable[..., tuple[Any, Any]] | None
     def call(q: Any, k: Any, v: Any, lists: tuple[Any, ...]) -> tuple[Any, Any]:
         out = _empty_like(q) if alike else q.new_empty(out_shape)
         lse = q.new_empty(lse_shape, dtype=torch.float32) if return_lse else None
-        for start in starts:
-            start(q, k, v, out, lse, lists)
+        kept = [start(q, k, v, out, lse, lists) for start in starts]  # see `into`
+        del kept
         return out, lse
 
     return call
@@ -80,9 +81,9 @@ def started(arguments: tuple[Any, ...]) -> Callable[..., tuple[Any, Any]] | None
 
 def launches(
     tensors: tuple[Any, ...], scale: float, softcap: float, seqlen_q: int, seqlen_k: int, window: tuple[int, int]
-) -> list[Callable[..., None]]:
+) -> list[Callable[..., Any]]:
     """The launches of tensors like these (q, k, v, out, lse and lists, as `Launcher` takes them), which `into` has just made, each
-    as (q, k, v, out, lse, lists) -> None."""
+    as (q, k, v, out, lse, lists) -> what it works in, to be kept until all are made."""
     q, k, v, _, _, *lists = tensors
     cu_q = lists[0]
     found = _known.get((q.get_device(), q.dtype, k.dtype, q.shape[-1], v.shape[-1]))
@@ -93,17 +94,20 @@ def launches(
     ]
 
 
-def _wanted(kernels: Kernels, least: int, most: int) -> list[tuple[Launcher, Any, bool]]:
-    """The kernels for sequences of ``least`` to ``most`` rows, their launches in order, and which of them run at the same time.
+def _wanted(kernels: Kernels, least: int, most: int) -> list[tuple[Launcher, Any, int]]:
+    """The kernels for sequences of ``least`` to ``most`` rows, their launches in order, and how each runs beside the next one (`LEADS`)
+    and the one before (`FOLLOWS`).
 
-    Two do where one waits for memory and the other for matrix products: the kernels for the fewest and for the most rows, which are
-    launched last then; what is launched before has rarely a sequence of its own.
+    Those that can follow come last: the kernels for the fewest and for the most rows, of which one waits for memory and the other for
+    matrix products.  What is launched before has rarely a sequence of its own, and is gone when they begin.
     """
     wanted = [(launcher, launch) for first, last, launcher, launch in kernels if first <= most and least <= last]
-    if len(wanted) < 2 or not (wanted[0][0].leads and wanted[-1][0].follows):
-        return [(launcher, launch, False) for launcher, launch in wanted]
-    first, *middle, last = wanted
-    return [*((launcher, launch, False) for launcher, launch in middle), (*first, True), (*last, True)]
+    wanted.sort(key=lambda kernel: kernel[0].follows)
+    joined = [False, *(a.leads and b.follows for (a, _), (b, _) in itertools.pairwise(wanted)), False]
+    return [
+        (*kernel, LEADS * after + FOLLOWS * before)
+        for kernel, (before, after) in zip(wanted, itertools.pairwise(joined), strict=True)
+    ]
 
 
 def _run(
@@ -136,8 +140,12 @@ def into(
     if not most:
         out.zero_()
         return
-    for _, launch, beside in _wanted(found.of(k, v), least, most):
+    # Launches may run at the same time: what one works in stays until the last has its own, or that could be the same memory.
+    kept = [
         launch(q, k, v, out, lse, lists, scale, softcap, seqlen_q, seqlen_k, window, beside)
+        for _, launch, beside in _wanted(found.of(k, v), least, most)
+    ]
+    del kept
 
 
 def parted(q: Any, k: Any, v: Any, left: int) -> bool:
@@ -213,7 +221,7 @@ def _launchers(entries: tuple[registry.Entry, ...], device: Any) -> Kernels:
             continue
         module = _module(entry)
         # Launches that run at the same time need counters of their own.
-        counters = _counters.setdefault((device, hasattr(module, "BESIDE_OPTIONS")), Counters(device))
+        counters = _counters.setdefault((device, len(found)), Counters(device))
         launch = Launcher(module, (first, last), device, counters)
         index = -1 if device.type == "cpu" else device.index
         found.append((first, last, launch, on_device(launch, index)))
