@@ -6,6 +6,7 @@ The index is a JSON list, one object per kernel module, written by the generator
      "family": "hopper_ws",               for people and messages
      "capability": [[9, 0]],              exact (major, minor) pairs, or {"min": [8, 0]} for that and anything newer
      "head_dim_qk": 128, "head_dim_v": 128,
+     "head_dim_min": 72,                  optional, of serving kernels: they also take heads with fewer columns, a multiple of 8 from ... on
      "mask": "causal",                    none, causal or window; a window kernel takes any (left, right) at run time
      "dtypes": ["bf16", "fp16"],          or ["fp8"] or ["fp8", "e5m2"]: e4m3 or e5m2 in, bf16 out, `launching.e4m3_launcher`
      "seqlen_q_min": 0,                   optional, 0: query rows of a sequence from ...
@@ -52,7 +53,7 @@ COVERED_BY = {"none": ("none", "window"), "causal": ("causal", "window"), "windo
 NO_LIMIT = 2**62
 
 _REQUIRED = ("module", "family", "capability", "head_dim_qk", "head_dim_v", "mask", "dtypes", "preference")
-_OPTIONAL = ("seqlen_q_min", "seqlen_q_max", "seqlen_k_max", "triton_min", "pass", "cache", "forecast")
+_OPTIONAL = ("head_dim_min", "seqlen_q_min", "seqlen_q_max", "seqlen_k_max", "triton_min", "pass", "cache", "forecast")
 PASSES = ("fwd", "bwd", "serve")
 CACHES = ("", "e4m3")
 #: Names a family whose kernels go first.
@@ -99,17 +100,26 @@ class Entry(Shipped):
     direction: str = "fwd"
     #: Of serving kernels, what K and V are: "", as q, or "e4m3".
     cache: str = ""
+    #: Fewest columns of heads, a multiple of 8, that it takes as well; 0: only its own.
+    head_dim_min: int = 0
     #: Of serving kernels, whether it is for keys and queries of a sequence that lie together only: no pages, nothing packed.
 
     def covers(self, capability: tuple[int, int], dtype: str, head_dim_qk: int, head_dim_v: int, mask: str) -> bool:
         """Whether the kernel computes such problems, for some query length."""
         return (
-            self.head_dim_qk == head_dim_qk
-            and self.head_dim_v == head_dim_v
+            self._takes(head_dim_qk, head_dim_v)
             and dtype in self.dtypes
             and self.mask in COVERED_BY[mask]
             and self.runs_on(capability)
         )
+
+    def _takes(self, head_dim_qk: int, head_dim_v: int) -> bool:
+        """Whether heads are as wide as the kernel's, or narrower ones that it takes too."""
+        if (self.head_dim_qk, self.head_dim_v) == (head_dim_qk, head_dim_v):
+            return True
+        fits = 0 < head_dim_qk <= self.head_dim_qk and 0 < head_dim_v <= self.head_dim_v
+        multiples = head_dim_qk % 8 == head_dim_v % 8 == 0
+        return fits and multiples and 0 < self.head_dim_min <= max(head_dim_qk, head_dim_v)
 
 
 def reduce_mask(left: int, right: int, seqlen_q: int, seqlen_k: int) -> tuple[str, int, int]:
@@ -321,6 +331,7 @@ def _entry(row: Mapping[str, Any], where: str) -> Entry:
         triton_min=_pair(row.get("triton_min", [0, 0]), "triton_min", where),
         direction=direction,
         cache=cache,
+        head_dim_min=whole_number(row, "head_dim_min", where) if "head_dim_min" in row else 0,
     )
 
 

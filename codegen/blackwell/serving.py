@@ -24,6 +24,7 @@ class BlackwellServingKernel(HopperServingKernel):
     """Everything `TEMPLATE` reads except the header, as ``k``."""
 
     beside: ClassVar[bool] = False
+    narrower: ClassVar[bool] = False
     tile_m: ClassVar[int] = ROWS
     worker_warps: ClassVar[tuple[int, ...]] = (4, 1, 1)
     #: Powers of two that a row may outgrow its reference by: P is 16 bits, of which fp16 reaches to 2^16.

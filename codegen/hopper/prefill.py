@@ -13,11 +13,11 @@ from typing import ClassVar
 from tilecast.codegen.gluon import in_lines
 from tilecast.codegen.hopper.forward_form import WIDE, Piece
 from tilecast.codegen.hopper.forward_kernel import HopperKernel
-from tilecast.codegen.hopper.serving import FACTOR_STRIDES, FACTORS, POINTERS, STRIDES, own_copies
+from tilecast.codegen.hopper.serving import EIGHTHS, FACTOR_STRIDES, FACTORS, POINTERS, STRIDES, own_copies
 from tilecast.codegen.masks import SEEN_OF_SEQUENCE
 from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.hopper.prefill import MOST_PARTS, SMS, HopperPrefillVariant, q_tiles
-from tilecast.model.kernel.variants.hopper.serving import PIECE, ROWS
+from tilecast.model.kernel.variants.hopper.serving import PIECE, ROWS, takes_narrower
 from tilecast.model.kernel.workload import Workload
 
 TEMPLATE = "hopper_prefill.py.j2"
@@ -69,6 +69,11 @@ class HopperPrefillKernel(HopperKernel):
     whole: ClassVar[bool] = True
 
     @property
+    def narrower(self) -> bool:
+        """Whether heads may have fewer columns than the kernel: the copy engine brings zeros for the rest."""
+        return takes_narrower(self.head_dim_qk, self.head_dim_v)
+
+    @property
     def parted_places(self) -> str:
         """Statements of a plan: how parts are taken in, that there is room for what they leave, items with parts dealt out."""
         return "\n    ".join(("", *_PARTED_PLACES))
@@ -103,7 +108,7 @@ class HopperPrefillKernel(HopperKernel):
         """What consumers know of their tensors."""
         strides = (name for name in STRIDES if not name.startswith("stride_q"))
         return " ".join(
-            ("out", "lse", "sinks", "k_scales", "v_scales", "partials", "arrived", *strides, *FACTOR_STRIDES, *FACTORS)
+            ("out", "lse", "sinks", "k_scales", "v_scales", "partials", "arrived", *strides, *FACTOR_STRIDES, *FACTORS, *["eighths"] * self.narrower)
         )
 
     @staticmethod
@@ -114,14 +119,19 @@ class HopperPrefillKernel(HopperKernel):
     @property
     def unspecialized(self) -> str:
         """Numbers that the compiled code must not depend on."""
-        return "[" + ", ".join(f'"{name}"' for name in _NUMBERS) + "]"
+        return "[" + ", ".join(f'"{name}"' for name in self._sizes) + "]"
+
+    @property
+    def _sizes(self) -> tuple[str, ...]:
+        """Numbers of a launch, in the order of the kernel's arguments."""
+        return (*_NUMBERS, *(EIGHTHS if self.narrower else ()))
 
     @property
     def signature(self) -> str:
         """The head of the kernel."""
         names = [
             *POINTERS,
-            *_NUMBERS,
+            *self._sizes,
             *FACTORS,
             "PAGE: gl.constexpr",
             "CAPPED: gl.constexpr",

@@ -22,6 +22,7 @@ from tilecast.model.kernel.variants.hopper.serving import (
     HopperServingE4m3Variant,
     HopperServingVariant,
     piece_e4m3,
+    takes_narrower,
 )
 from tilecast.model.kernel.workload import Workload
 
@@ -50,6 +51,8 @@ _SIZES = (
 _CONSTANTS = ("PAGE", "CAPPED", "ONE", "PLANNED")
 _SCRATCH = ("split_bound", "slot_rows", "split_tiles")
 _NUMBERS = (*STRIDES, "stride_table", *FACTOR_STRIDES, "count", *_SIZES, *_SCRATCH)
+#: Columns of heads, in eighths of them, where heads may have fewer than the kernel; None: as many.
+EIGHTHS = ("eighths_qk", "eighths_v")
 
 
 def own_copies(name: str, fields: str, numbers: Iterable[str]) -> str:
@@ -106,6 +109,11 @@ class HopperServingKernel:
     own_options: ClassVar[str] = ""
 
     @property
+    def narrower(self) -> bool:
+        """Whether heads may have fewer columns than the kernel: the copy engine brings zeros for the rest."""
+        return takes_narrower(self.head_dim_qk, self.head_dim_v) and self.described and not (self.latent or self.narrow)
+
+    @property
     def piece(self) -> int:
         """Columns of a piece of K and V; of bytes of e4m3 128 where both have them."""
         return piece_e4m3(self.head_dim_qk, self.head_dim_v) if self.narrow else PIECE
@@ -149,7 +157,8 @@ class HopperServingKernel:
     @property
     def rows_fields(self) -> str:
         """What the softmax role knows of its tensors."""
-        return " ".join(("q", "out", "lse", "sinks", "k_scales", "v_scales", *STRIDES, *FACTOR_STRIDES, *FACTORS))
+        known = ("q", "out", "lse", "sinks", "k_scales", "v_scales", *STRIDES, *FACTOR_STRIDES, *FACTORS)
+        return " ".join((*known, *(EIGHTHS if self.narrower else ())))
 
     @property
     def scratch_fields(self) -> str:
@@ -163,7 +172,12 @@ class HopperServingKernel:
     @property
     def unspecialized(self) -> str:
         """Numbers that the compiled code must not depend on."""
-        return "[" + ", ".join(f'"{name}"' for name in self.numbers) + "]"
+        return "[" + ", ".join(f'"{name}"' for name in self._sizes) + "]"
+
+    @property
+    def _sizes(self) -> tuple[str, ...]:
+        """Numbers of a launch, in the order of the kernel's arguments."""
+        return (*self.numbers, *(EIGHTHS if self.narrower else ()))
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -179,7 +193,7 @@ class HopperServingKernel:
     def signature(self) -> str:
         """The head of the kernel."""
         pointers = (self.second_boxes if name == "v_desc" else name for name in POINTERS)
-        names = [*pointers, *self.numbers, *FACTORS]
+        names = [*pointers, *self._sizes, *FACTORS]
         names += [f"{name}: gl.constexpr" for name in (*_CONSTANTS, *self.last_constants, *["BESIDE"] * self.beside)]
         return in_lines(", ".join(names), "def attention(", "):")
 

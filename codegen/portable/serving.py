@@ -62,6 +62,8 @@ class ServingKernel(InPieces):
     whole: ClassVar[bool] = False
     #: Whether a launch may run beside one for other rows.
     beside: ClassVar[bool] = False
+    #: Whether heads may have fewer columns than the kernel.
+    narrower: ClassVar[bool] = False
     #: Whether programs take in runs of splits.
     runs: ClassVar[bool] = False
     #: Whether some launches have options of their own.

@@ -41,6 +41,7 @@ _WINDOW = (1024, 0)
 _REGISTRY = (
     "head_dim_qk",
     "head_dim_v",
+    "head_dim_min",
     "mask",
     "capability",
     "preference",

@@ -117,7 +117,7 @@ Batch = namedtuple(
 )
 Rows = namedtuple(
     "Rows",
-    "q out lse sinks k_scales v_scales stride_qb stride_qs stride_qh stride_ob stride_os stride_oh stride_lb stride_ls stride_lh stride_kb stride_kg stride_vb stride_vg scale_log2 cap_log2",
+    "q out lse sinks k_scales v_scales stride_qb stride_qs stride_qh stride_ob stride_os stride_oh stride_lb stride_ls stride_lh stride_kb stride_kg stride_vb stride_vg scale_log2 cap_log2 eighths_qk eighths_v",
 )
 Scratch = namedtuple("Scratch", "partials arrived counters split_bound slot_rows split_tiles")
 # Blocks on their way through shared memory: number n lies in slot n % SLOTS; a lap flips the barriers' phase.  The same memory
@@ -138,6 +138,15 @@ Item = namedtuple(
 def own_copy(x):
     """``x``, opaque to the compiler: what roles compute alike, it would compute once before they part, and spill."""
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def within(there, columns, eighths):
+    """Which columns of rows are there: of rows that are, all, or the first ``eighths`` times 8 of heads with fewer than the kernel's."""
+    found = there[:, None]
+    if eighths is not None:
+        found = found & (columns // 8 < eighths)[None, :]
+    return found
 
 
 @gluon.jit
@@ -453,7 +462,11 @@ def load_q(items, turn, item, rows, batch, ONE: gl.constexpr, Q_ROWS: gl.constex
     wait_empty(items.q_empty, turn)
     for piece in gl.static_range(QK_PIECES):
         at = rows.q + start + (offsets[:, None] + (piece * COLUMNS + columns)[None, :])
-        copy_rows(items.q.index(turn % Q_SLOTS * QK_PIECES + piece).slice(0, Q_ROWS), at, mask=there[:, None])
+        copy_rows(
+            items.q.index(turn % Q_SLOTS * QK_PIECES + piece).slice(0, Q_ROWS),
+            at,
+            mask=within(there, piece * COLUMNS + columns, rows.eighths_qk),
+        )
     async_copy.mbarrier_arrive(items.q_full.index(turn % Q_SLOTS), increment_count=False)
 
 
@@ -543,6 +556,8 @@ def load_role(
             own_copy(rows.stride_vg),
             rows.scale_log2,
             rows.cap_log2,
+            rows.eighths_qk,
+            rows.eighths_v,
         )
         deal = deal_of(batch, PLANNED, 1)
         for first in range(0, batch.count, PLANNED):
@@ -592,7 +607,7 @@ def read_q(item, rows, batch, ONE: gl.constexpr):
     made = ()
     for piece in gl.static_range(QK_PIECES):
         at = rows.q + start + (offsets[:, None] + (piece * COLUMNS + columns)[None, :])
-        made = made + (gl.load(at, mask=there[:, None], other=0.0),)
+        made = made + (gl.load(at, mask=within(there, piece * COLUMNS + columns, rows.eighths_qk), other=0.0),)
     return made
 
 
@@ -770,10 +785,14 @@ def put_nothing(sums, level):
 
 
 @gluon.jit
-def store_rows(pointer, piece, o, offsets, there):
+def store_rows(pointer, piece, o, offsets, there, eighths=None):
     """A piece of O."""
     columns = piece * COLUMNS + gl.arange(0, o.shape[1], layout=gl.SliceLayout(0, o.type.layout))
-    gl.store(pointer + (offsets[:, None] + columns[None, :]), o.to(pointer.dtype.element_ty), mask=there[:, None])
+    gl.store(
+        pointer + (offsets[:, None] + columns[None, :]),
+        o.to(pointer.dtype.element_ty),
+        mask=within(there, columns, eighths),
+    )
 
 
 @gluon.jit
@@ -860,7 +879,7 @@ def finish(state, row, there, item, batch, rows, ONE: gl.constexpr):
     offsets, there = gl.convert_layout(offsets, across), gl.convert_layout(there, across)
     factor = gl.convert_layout(factor, across)[:, None]
     for i in gl.static_range(len(o)):
-        store_rows(rows.out + start, i, o[i] * factor, offsets, there)
+        store_rows(rows.out + start, i, o[i] * factor, offsets, there, rows.eighths_v)
 
 
 @gluon.jit
@@ -1114,13 +1133,16 @@ def attend_role(
         "slot_rows",
         "split_tiles",
         "sms",
+        "eighths_qk",
+        "eighths_v",
     ]
 )
-def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table, slots, k_scales, v_scales, partials,
-              arrived, stride_qb, stride_qs, stride_qh, stride_ob, stride_os, stride_oh, stride_lb, stride_ls,
-              stride_lh, stride_table, stride_kb, stride_kg, stride_vb, stride_vg, count, heads_kv, group, seqlen_q,
-              seqlen_k, split_bits, split_log2, left, right, rows_min, rows_max, split_bound, slot_rows, split_tiles,
-              sms, scale_log2, cap_log2, PAGE: gl.constexpr, CAPPED: gl.constexpr, ONE: gl.constexpr, PLANNED:
+def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table, slots, k_scales,
+              v_scales, partials, arrived, stride_qb, stride_qs, stride_qh, stride_ob, stride_os,
+              stride_oh, stride_lb, stride_ls, stride_lh, stride_table, stride_kb, stride_kg, stride_vb,
+              stride_vg, count, heads_kv, group, seqlen_q, seqlen_k, split_bits, split_log2, left, right,
+              rows_min, rows_max, split_bound, slot_rows, split_tiles, sms, eighths_qk, eighths_v,
+              scale_log2, cap_log2, PAGE: gl.constexpr, CAPPED: gl.constexpr, ONE: gl.constexpr, PLANNED:
               gl.constexpr, DIRECT: gl.constexpr, ROWS: gl.constexpr, BESIDE: gl.constexpr):  # fmt: skip
     """Allocate, set up the barriers, and start the roles: of DIRECT launches a program has the item with its number, if there is one,
     otherwise takes items of the batch until there are none."""
@@ -1171,6 +1193,8 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
         stride_vg,
         scale_log2,
         cap_log2,
+        eighths_qk,
+        eighths_v,
     )
     scratch = Scratch(partials, arrived, count * heads_kv * split_tiles, split_bound, slot_rows, split_tiles)
     in_flight: gl.constexpr = SLOTS if DIRECT else DEALT_SLOTS
@@ -1249,9 +1273,14 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
     """
     cu_q, cu_k, used_k, table, slots, sinks, k_scales, v_scales = lists
     heads_q, heads_kv = q.shape[-2], k.shape[-2]
-    if q.shape[-1] != 64 or k.shape[-1] != 64 or v.shape[-1] != 64 or heads_q % heads_kv:
+    if (
+        q.shape[-1] != k.shape[-1]
+        or max(q.shape[-1], v.shape[-1]) > 64
+        or (q.shape[-1] | v.shape[-1]) % 8
+        or heads_q % heads_kv
+    ):
         raise ValueError(
-            f"q, k, v: expected head_dim 64, 64, 64 and heads of q a multiple of k's, got {[*q.shape]}, {[*k.shape]}, {[*v.shape]}"
+            f"q, k, v: expected head_dim of at most 64, a multiple of 8, that of q and k the same, and heads of q a multiple of k's, got {[*q.shape]}, {[*k.shape]}, {[*v.shape]}"
         )
     for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
         kind, unit = (str(q.dtype), 8)
@@ -1291,6 +1320,7 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
         *lse_strides, 0 if table is None else table.stride(0), 
         *(n for x in (k_scales, v_scales) for n in ((0, 0) if x is None else x.stride())), batch, heads_kv, group, seqlen_q, min(seqlen_k, FAR.value, FAR.value if table is None else table.shape[1] * page), _split_limit(heads_kv).bit_length() - 1, _split_keys(heads_kv).bit_length() - 1, left, right,
         max(rows[0], 1), min(rows[1], FAR.value), splits, min(tile_m, seqlen_q * group), _split_tiles(seqlen_q, group), sms,
+        *(None if n == 64 else n // 8 for n in (q.shape[-1], v.shape[-1])),
     )  # fmt: skip
     # Where no launch of these extents has more splits than there are programs at once, each has a program of its own.
     one = seqlen_q == 1 and group <= tile_m
@@ -1343,7 +1373,7 @@ def launch(
     logarithm of its row sums to `lse` unless that is None.
 
     q, out: (batch, seqlen_q, heads_q, 64 | 64), or (total, heads_q, ...) with cu_seqlens_q.  k, v: (batch, seqlen_k, heads_kv,
-    64 | 64), with block_table (batch, pages of a sequence) instead (pages, page size, heads_kv, ...), with cu_seqlens_k (total,
+    64 | 64), or heads of fewer columns, a multiple of 8, with block_table (batch, pages of a sequence) instead (pages, page size, heads_kv, ...), with cu_seqlens_k (total,
     heads_kv, ...); all bf16 or all fp16, or k and v bytes of e4m3; unit last stride, rows that start at 16 bytes.  lse: float32 (batch, heads_q,
     seqlen_q) or (heads_q, total).  Lists are int32, sinks float32 or as q; k_descale, v_descale: float32 (batch, heads_kv),
     factors of what a cache holds.

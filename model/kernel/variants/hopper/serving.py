@@ -68,6 +68,12 @@ class HopperServingVariant:
     planned: int = 128
 
 
+def takes_narrower(head_dim_qk: int, head_dim_v: int) -> bool:
+    """Whether a 16-bit kernel of the copy engine for such heads also takes those of fewer columns, a multiple of 8: multiplied as if they
+    were as wide, which costs less than another kernel while there are few columns."""
+    return head_dim_qk == head_dim_v and head_dim_v <= 2 * PIECE
+
+
 def split_limit(variant: HopperServingVariant, heads_kv: int) -> int:
     """Splits that a sequence may have."""
     return max(1, min(variant.most_splits, variant.most_items // heads_kv))
