@@ -35,7 +35,7 @@ _PARTED_PLACES = (
     "need, room = _room(how, places), [x.shape[0] for x in work]",
     "if room[0] < need[0] or room[1] < need[1]:",
     '    raise ValueError(f"work: expected room for {need} numbers, as scratch says, got {room}")',
-    "items = max(items, places) if how == 2 else items",
+    "items = max(items, places) if how >= 2 else items",
 )
 
 

@@ -53,6 +53,10 @@ UNIT = gl.constexpr(
     ROWS.value * (HEAD_DIM_V.value + 2)
 )  # numbers that a warpgroup leaves of a part: O, references and sums of rows
 MOST_NUMBERS = 1 << 25  # of a launch
+# Where some sequences' parts are dealt out: those of tiles of more than CHAIN times a program's fair share, while there are PLACES for what
+# they leave; CHAINED of a program, for what its tile has so far.
+CHAIN, CHAINED = gl.constexpr(2), gl.constexpr(2)
+PLACES = gl.constexpr(min(1024, MOST_NUMBERS // (WARPGROUPS.value * UNIT.value)))
 MOST_GROUP = 512  # query heads that share a key head
 FACTS = gl.constexpr(11)  # numbers that roles tell each other of a tile and a part of its keys
 FAR = gl.constexpr(1 << 29)  # more keys than a sequence has, more pages than a pool
@@ -296,9 +300,36 @@ def ends_of(batch, first, done, PLANNED: gl.constexpr, WARPS: gl.constexpr, PART
 
 
 @gluon.jit
-def item_of(batch, first, ends, done, number, PARTS: gl.constexpr):
+def longest_chain(batch, PLANNED: gl.constexpr):
+    """Blocks of a tile up to which one program does all of its parts: CHAIN times what a program has on average."""
+    blocks = 0.0
+    for first in range(0, batch.count, PLANNED):
+        b = first + gl.arange(0, PLANNED, layout=gl.BlockedLayout([max(1, PLANNED // 32)], [32], [1], [0]))
+        q_len, k_len = lengths(batch, b, b < batch.count)
+        tiles, _, _ = shares(batch, q_len, k_len, 0)
+        parts, _, each = parts_of(batch, q_len, k_len)
+        blocks += gl.sum(tiles.to(gl.float32) * (parts * each).to(gl.float32), 0)
+    return blocks * (CHAIN * batch.heads_kv) / gl.num_programs(0)
+
+
+@gluon.jit
+def ends_of_some(batch, first, done, place, most, PLANNED: gl.constexpr):
+    """The same as `ends_of` where the parts of longer tiles than ``most`` blocks are dealt out, while there are places for what they leave;
+    of each sequence how many are, or 1, and the place after its last one."""
+    b = first + gl.arange(0, PLANNED, layout=gl.BlockedLayout([max(1, PLANNED // 32)], [32], [1], [0]))
+    q_len, k_len = lengths(batch, b, b < batch.count)
+    tiles, _, _ = shares(batch, q_len, k_len, 0)
+    parts, _, each = parts_of(batch, q_len, k_len)
+    parts = gl.where((parts * each).to(gl.float32) > most, parts, 1)
+    places = place + gl.associative_scan(gl.where(parts > 1, tiles * parts * batch.heads_kv, 0), 0, plus)
+    parts = gl.where(places <= PLACES + gl.num_programs(0) * CHAINED, parts, 1)
+    return done + gl.associative_scan(tiles * parts * batch.heads_kv, 0, plus), (parts, places)
+
+
+@gluon.jit
+def item_of(batch, first, ends, dealt, done, number, PARTS: gl.constexpr):
     """(item, part of its keys) of a number: heads of a token are neighbours in memory and in the order, and late rows, which see most,
-    come first."""
+    come first.  dealt: with parts of some sequences dealt out, how many of each, and places after its last."""
     b = first + gl.sum((ends <= number).to(gl.int32), 0)
     index = number - gl.max(gl.where(ends <= number, ends, done), 0)
     q_len, k_len = lengths(batch, b, b >= 0)
@@ -307,10 +338,17 @@ def item_of(batch, first, ends, done, number, PARTS: gl.constexpr):
     part = Part(number, number, number, number)
     if PARTS > 0:
         parts, origin, each = parts_of(batch, q_len, k_len)
-        which = gl.to_tensor(0)
-        if PARTS == 2:
+        which, place = gl.to_tensor(0), number
+        if PARTS == 3:
+            here = first + gl.arange(0, PLANNED, layout=ends.type.layout) == b
+            parts, place = gl.sum(gl.where(here, dealt[0], 0), 0), gl.sum(gl.where(here, dealt[1], 0), 0)
+            place += number - gl.sum(gl.where(here, ends, 0), 0)
+        if PARTS >= 2:
             which, index = index % parts, index // parts
-        part = Part(origin, each, which, number - which * batch.heads_kv)
+        place -= which * batch.heads_kv
+        if PARTS == 3:
+            which = gl.where(parts > 1, which, -1)
+        part = Part(origin, each, which, place)
     row = (tiles - 1 - index) * TILE_M
     query, start = row // batch.group, 0
     if batch.cu_q is not None:
@@ -629,6 +667,9 @@ def load_item(
     begin, end = key_blocks(batch, item, low, high)
     if PARTS == 2:
         begin, end = blocks_of_part(part, part.number, begin, end)
+    if PARTS == 3:
+        if part.number >= 0:
+            begin, end = blocks_of_part(part, part.number, begin, end)
     key = (end - 1) * TILE_N
     if PAGE > 0:
         pages, start = find_pages(batch.table + item.b.to(gl.int64) * batch.stride_table, key, item.k_len, PAGE), 0
@@ -654,7 +695,7 @@ def load_item(
         load_block(v, n, v_desc, pages, item.head_kv, token, V_PIECES)
         pages = ahead
         n += 1
-    if PARTS == 2:
+    if PARTS >= 2:
         turn = gl.where(begin < end, turn + 1, turn)
     else:
         turn += 1
@@ -686,11 +727,17 @@ def load_role(
     )
     queries = Queries(queries.q, own_copy(queries.stride_b), own_copy(queries.stride_s), own_copy(queries.stride_h))
     n, turn, done, number = 0, 0, 0, own_copy(gl.program_id(0))
+    if PARTS == 3:
+        most, place = longest_chain(batch, PLANNED), gl.num_programs(0) * CHAINED
     for first in range(0, batch.count, PLANNED):
-        ends = ends_of(batch, first, done, PLANNED, 1, PARTS)
+        if PARTS == 3:
+            ends, dealt = ends_of_some(batch, first, done, place, most, PLANNED)
+            place = gl.max(dealt[1], 0)
+        else:
+            ends, dealt = ends_of(batch, first, done, PLANNED, 1, PARTS), ()
         total = gl.max(ends, 0)
         while number < total:
-            item, part = item_of(batch, first, ends, done, number, PARTS)
+            item, part = item_of(batch, first, ends, dealt, done, number, PARTS)
             n, turn = load_item(item, part, turn, n, k_desc, v_desc, q, k, v, items, queries, batch, PAGE, PARTS)
             # Who is done takes the next: tiles differ in how many keys they see.
             number = gl.num_programs(0) + gl.atomic_add(taken, 1, sem="relaxed")
@@ -1067,12 +1114,8 @@ def attend_part(
 
 
 @gluon.jit
-def attend_dealt(g: gl.constexpr, turn, n, q, k, v, items, batch, rows, CAPPED: gl.constexpr):
-    """The part of a tile that is this item; the warpgroup that is the last to have done its rows of one merges them all."""
-    _, part = recalled(items, turn, 2)
-    wait(q, turn * WARPGROUPS + g)
-    fence_async_shared()  # the load warp's copies are not the copy engine's
-    n, reference, row_sum, o = attend_part(g, turn, n, part.number, True, True, q, k, v, items, batch, rows, CAPPED, 2)
+def leave(g: gl.constexpr, turn, reference, row_sum, o, items, batch, rows, CAPPED: gl.constexpr):
+    """What a warpgroup has of a tile: one part of several, which the last to have done its rows of one merges, or all."""
     item, part = recalled(items, turn, 2)
     scale = scale_of(item, rows)
     problem = Problem(
@@ -1086,22 +1129,35 @@ def attend_dealt(g: gl.constexpr, turn, n, q, k, v, items, batch, rows, CAPPED: 
     )
     row, cta_first, cta_end, _, _ = seen_by(g, item, batch)
     lowest, highest = parts_there(part, cta_first, cta_end)
-    if highest > lowest:
+    if (highest > lowest) & (part.number >= 0):
         keep(kept(rows, part.slot + part.number * batch.heads_kv, g), reference, row_sum, o)
         if arrived_last(rows.arrived + (2 + part.slot * WARPGROUPS + g), highest - lowest + 1):
             merge(g, part, lowest, highest, item, row, problem, batch, rows)
     else:
         inverse = finish(g, reference, row_sum, item, row, problem, batch, rows)
         store_rows(rows, batch, o, inverse, item, g * ROWS, 0)
+
+
+@gluon.jit
+def attend_dealt(g: gl.constexpr, turn, n, q, k, v, items, batch, rows, CAPPED: gl.constexpr):
+    """The part of a tile that is this item; the warpgroup that is the last to have done its rows of one merges them all."""
+    _, part = recalled(items, turn, 2)
+    wait(q, turn * WARPGROUPS + g)
+    fence_async_shared()  # the load warp's copies are not the copy engine's
+    n, reference, row_sum, o = attend_part(g, turn, n, part.number, True, True, q, k, v, items, batch, rows, CAPPED, 2)
+    leave(g, turn, reference, row_sum, o, items, batch, rows, CAPPED)
     return n
 
 
 @gluon.jit
-def attend_chained(g: gl.constexpr, turn, n, q, k, v, items, batch, rows, CAPPED: gl.constexpr):
-    """All parts of a tile, merged as if programs had done them one by one."""
+def attend_chained(g: gl.constexpr, turn, n, q, k, v, items, batch, rows, CAPPED: gl.constexpr, PARTS: gl.constexpr):
+    """All parts of a tile, merged as if programs had done them one by one; or one of them, where those of some tiles are dealt out."""
     item, part = recalled(items, turn, 1)
     _, cta_first, cta_end, _, _ = seen_by(g, item, batch)
     lowest, highest = parts_there(part, cta_first, cta_end)
+    if PARTS == 3:
+        if part.number >= 0:
+            lowest, highest = part.number, part.number
     wait(q, turn * WARPGROUPS + g)
     fence_async_shared()  # the load warp's copies are not the copy engine's
     for done in range(highest - lowest + 1):
@@ -1143,8 +1199,11 @@ def attend_chained(g: gl.constexpr, turn, n, q, k, v, items, batch, rows, CAPPED
                 else:
                     park(total, at + columns * ROWS)
         elif closes:
-            inverse = finish(g, reference, row_sum, item, row, problem, batch, rows)
-            store_rows(rows, batch, o, inverse, item, g * ROWS, 0)
+            if PARTS == 3:
+                leave(g, turn, reference, row_sum, o, items, batch, rows, CAPPED)
+            else:
+                inverse = finish(g, reference, row_sum, item, row, problem, batch, rows)
+                store_rows(rows, batch, o, inverse, item, g * ROWS, 0)
         else:
             keep(at, reference, row_sum, o)
     return n
@@ -1158,10 +1217,10 @@ def consumer_role(g: gl.constexpr, q, k, v, items, batch, rows, CAPPED: gl.const
     while item.b >= 0:
         if PARTS == 0:
             n = attend_item(g, item, turn, n, q, k, v, items, batch, rows, CAPPED)
-        elif PARTS == 1:
-            n = attend_chained(g, turn, n, q, k, v, items, batch, rows, CAPPED)
-        else:
+        elif PARTS == 2:
             n = attend_dealt(g, turn, n, q, k, v, items, batch, rows, CAPPED)
+        else:
+            n = attend_chained(g, turn, n, q, k, v, items, batch, rows, CAPPED, PARTS)
         turn += 1
         item, part = told(items, turn, PARTS)
 
@@ -1277,7 +1336,7 @@ def _wanted(tiles):
 
 def _dealing(batch, heads_kv, group, seqlen_q, seqlen_k, sms, tokens, least, left):
     """(how parts are taken in, places for what they leave): 0, no sequence has any; 1, a program those of a tile one after the other;
-    2, programs one each.  All give the same bits.
+    2, programs one each; 3, those of far longer tiles than others one each.  All give the same bits.
     """
     keys = -(-seqlen_k // TILE_N.value) * TILE_N.value
     if left >= 0:
@@ -1295,13 +1354,13 @@ def _dealing(batch, heads_kv, group, seqlen_q, seqlen_k, sms, tokens, least, lef
     total *= heads_kv
     slots = total * most
     if 3 * -(-total // sms) * most <= 4 * -(-slots // sms) or slots * WARPGROUPS.value * UNIT.value > MOST_NUMBERS:
-        return 1, 2 * sms
+        return (1, CHAINED.value * sms) if batch == 1 else (3, CHAINED.value * sms + min(PLACES.value, slots))
     return 2, slots
 
 
 def _room(how, slots):
     """Numbers that parts leave, and counters: what has been taken, who is done, and who has left a part of a tile."""
-    return max(1, slots * WARPGROUPS.value * UNIT.value), 2 + (slots * WARPGROUPS.value if how == 2 else 0)
+    return max(1, slots * WARPGROUPS.value * UNIT.value), 2 + (slots * WARPGROUPS.value if how >= 2 else 0)
 
 
 def scratch(batch, heads_kv, group, seqlen_q, seqlen_k, sms, tokens=None, least=1, left=-1):
@@ -1370,7 +1429,7 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
     need, room = _room(how, places), [x.shape[0] for x in work]
     if room[0] < need[0] or room[1] < need[1]:
         raise ValueError(f"work: expected room for {need} numbers, as scratch says, got {room}")
-    items = max(items, places) if how == 2 else items
+    items = max(items, places) if how >= 2 else items
     q_strides, out_strides = ([0, *x.stride()[:-1]][-3:] for x in (q, out))
     if reason := refusal(k, v):
         raise ValueError(reason)
