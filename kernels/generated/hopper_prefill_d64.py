@@ -55,7 +55,7 @@ UNIT = gl.constexpr(
 MOST_NUMBERS = 1 << 25  # of a launch
 # Where some sequences' parts are dealt out: those of tiles of more than CHAIN times a program's fair share, while there are PLACES for what
 # they leave; CHAINED of a program, for what its tile has so far.
-CHAIN, CHAINED = gl.constexpr(2), gl.constexpr(1)
+CHAIN, CHAINED = gl.constexpr(1.25), gl.constexpr(0)
 PLACES = gl.constexpr(min(1024, MOST_NUMBERS // (WARPGROUPS.value * UNIT.value)))
 MOST_GROUP = 512  # query heads that share a key head
 FACTS = gl.constexpr(11)  # numbers that roles tell each other of a tile and a part of its keys
@@ -1130,7 +1130,7 @@ def attend_part(
 
 
 @gluon.jit
-def leave(g: gl.constexpr, turn, reference, row_sum, o, items, batch, rows, CAPPED: gl.constexpr):
+def leave(g: gl.constexpr, turn, reference, row_sum, o, items, batch, rows, CAPPED: gl.constexpr, PARTS: gl.constexpr):
     """What a warpgroup has of a tile: one part of several, which the last to have done its rows of one merges, or all."""
     item, part = recalled(items, turn, 2)
     scale = scale_of(item, rows)
@@ -1144,12 +1144,15 @@ def leave(g: gl.constexpr, turn, reference, row_sum, o, items, batch, rows, CAPP
         rows.cap_log2 if CAPPED else None,
     )
     row, cta_first, cta_end, _, _ = seen_by(g, item, batch)
-    lowest, highest = parts_there(part, cta_first, cta_end)
-    if (highest > lowest) & (part.number >= 0):
-        keep(kept(rows, part.slot + part.number * batch.heads_kv, g), reference, row_sum, o)
-        if arrived_last(rows.arrived + (2 + part.slot * WARPGROUPS + g), highest - lowest + 1):
-            merge(g, part, lowest, highest, item, row, problem, batch, rows)
-    else:
+    alone = True
+    if PARTS >= 2:
+        lowest, highest = parts_there(part, cta_first, cta_end)
+        if (highest > lowest) & (part.number >= 0):
+            alone = False
+            keep(kept(rows, part.slot + part.number * batch.heads_kv, g), reference, row_sum, o)
+            if arrived_last(rows.arrived + (2 + part.slot * WARPGROUPS + g), highest - lowest + 1):
+                merge(g, part, lowest, highest, item, row, problem, batch, rows)
+    if alone:
         inverse = finish(g, reference, row_sum, item, row, problem, batch, rows)
         store_rows(rows, batch, o, inverse, item, g * ROWS, 0)
 
@@ -1161,7 +1164,7 @@ def attend_dealt(g: gl.constexpr, turn, n, q, k, v, items, batch, rows, CAPPED: 
     wait(q, turn * WARPGROUPS + g)
     fence_async_shared()  # the load warp's copies are not the copy engine's
     n, reference, row_sum, o = attend_part(g, turn, n, part.number, True, True, q, k, v, items, batch, rows, CAPPED, 2)
-    leave(g, turn, reference, row_sum, o, items, batch, rows, CAPPED)
+    leave(g, turn, reference, row_sum, o, items, batch, rows, CAPPED, 2)
     return n
 
 
@@ -1176,44 +1179,24 @@ def attend_chained(g: gl.constexpr, turn, n, q, k, v, items, batch, rows, CAPPED
             lowest, highest = part.number, part.number
     wait(q, turn * WARPGROUPS + g)
     fence_async_shared()  # the load warp's copies are not the copy engine's
+    total_reference, total_sum = (
+        gl.zeros([ROWS], gl.float32, layout=SCORE_ROWS),
+        gl.zeros([ROWS], gl.float32, layout=SCORE_ROWS),
+    )
+    total = first_o(v)
     for done in range(highest - lowest + 1):
-        closes = done == highest - lowest
         n, reference, row_sum, o = attend_part(
-            g, turn, n, highest - done, done == 0, closes, q, k, v, items, batch, rows, CAPPED, 1
+            g, turn, n, highest - done, done == 0, done == highest - lowest, q, k, v, items, batch, rows, CAPPED, 1
         )
-        item, _ = recalled(items, turn, 1)
-        scale = scale_of(item, rows)
-        problem = Problem(
-            rows.out,
-            item.k_len,
-            batch.left,
-            batch.right,
-            1.0 if CAPPED else scale,
-            scale,
-            rows.cap_log2 if CAPPED else None,
-        )
-        row, _, _, _, _ = seen_by(g, item, batch)
-        at = kept(rows, gl.program_id(0), g)
         if done > 0:
-            meet()  # what this warpgroup left is there for all of its threads
-            total_reference, total_sum = kept_sums(at)
             reference, before, after = weights(total_reference, reference)
             row_sum = blend(total_sum, before, row_sum, after)
-            width: gl.constexpr = o[0].shape[1]
             made = ()
             for i in gl.static_range(len(o)):
-                total = unpark(at + i * (ROWS * width), width)
-                made = made + (blend(total, per_row(before, total), o[i], per_row(after, total)),)
+                made = made + (blend(total[i], per_row(before, o[i]), o[i], per_row(after, o[i])),)
             o = made
-            meet()  # all have read before one writes again
-        if closes:
-            if PARTS == 3:
-                leave(g, turn, reference, row_sum, o, items, batch, rows, CAPPED)
-            else:
-                inverse = finish(g, reference, row_sum, item, row, problem, batch, rows)
-                store_rows(rows, batch, o, inverse, item, g * ROWS, 0)
-        else:
-            keep(at, reference, row_sum, o)
+        total_reference, total_sum, total = reference, row_sum, o
+    leave(g, turn, total_reference, total_sum, total, items, batch, rows, CAPPED, PARTS)
     return n
 
 
