@@ -145,15 +145,16 @@ def evaluate_gemm(gemm: Gemm, variant: GemmVariant, machine: Machine, clock: str
 def _first_time_cycles(loop: Pipeline, machine: Machine, code: CodeCycles | None) -> float:
     """What the first tile of a launch takes longer than the others: its code and the maps of its tensors are in no cache yet.
 
-    The warp that copies comes to its first copy, and a warpgroup through its epilogue, as fast as code is fetched from far; the maps
-    of A and B are waited for before the first copy, that of D before the first store.
+    The warp that copies comes to its first copy, and a warpgroup through its epilogue, as fast as code is fetched from far: half as
+    fast where two warpgroups end a tile together, each with code of its own.  The maps of A and B are waited for before the first copy,
+    that of D before the first store.
     """
     fetch = far_cycles(machine)
     halves = {op.role for op in loop.ops if op.kind == "epilogue" and op.tile == 0}
     epilogue = [op for op in loop.ops if op.kind == "epilogue" and op.role == min(halves)]
     counted = _PRODUCT_INSTRUCTIONS + sum(count for op in epilogue for _, count in op.instructions)
     products, copies = (code.product_instructions, code.copy_instructions) if code else (counted, _COPY_INSTRUCTIONS)
-    late = max(0.0, products * fetch - sum(op.min_cycles for op in epilogue))
+    late = max(0.0, len(halves) * products * fetch - sum(op.min_cycles for op in epilogue))
     return copies * fetch + late + 2.0 * machine["tma.latency_hbm_cycles"]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tilecast.model.compiled.units.fetch import far_cycles
+from tilecast.model.compiled.units.fetch import far_cycles, near_cycles
 from tilecast.model.kernel.variants.serving import DECODE_ROWS
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -53,14 +53,24 @@ class Counts:
     #: Before a program's roles part, and how often the load warp asks L2 for lengths again until it knows the first blocks.
     begin: int = 0
     lookups: int = 0
-    #: Of a part of an item's keys whose results L2 adds to those of the parts before.
+    #: Of a warpgroup between parts of an item's keys whose results L2 adds to those of the parts before, and, where programs
+    #: have many parts, all that the first of them run through before their code is near: what is left, added, comes back.
     added: int = 0
+    joined: int = 0
+    #: Of a warpgroup until it knows again what it has done apart, and of a part of it that then joins.
+    again: int = 0
+    joined_later: int = 0
+    #: Of other roles, until the load warp's first copy, each no more than that has: an SM fetches code of its own for each of them, at one
+    #: rate for all.  And warpgroups with code of their own that come to an item's end at the same time.
+    beside: int = 0
+    finishers: int = 1
 
 
 #: Of the portable kernel; 75 accesses of four warps to shared memory a step of its merge, with bank conflicts of about four ways.
 POINTERS = Counts(300, 5, 400, 370, 4, 250, 6, 375, 8, 6, 1200, (4, 16), 0, copied=False)
 #: Of the kernels whose blocks come by the copy engine: the load warp finds items and their pages, the matrix warpgroup leaves what it
-#: has, the third warpgroup merges 16 splits of 4 rows at a time (`tilecast inspect kernels/generated/hopper_serve_d128.py --arch sm_90a`).
+#: has, the third warpgroup merges 16 splits of 4 rows at a time (`tilecast inspect kernels/generated/hopper_serve_d128.py --arch sm_90a`).  What the
+#: others run beside it is not counted: the clock read in this kernel leaves no room for that (docs/notes/forecast-accuracy.md).
 COPY_ENGINE = Counts(269, 1, 299, 250, 4, 0, 0, 264, 6, 0, 0, (4, 4), 16, 320)
 #: The same for e4m3 caches (`hopper_serve_d128_e4m3.py`): Q becomes float16 before the first block, and sums of the warps meet in shared
 #: memory after the last.
@@ -69,14 +79,18 @@ COPY_ENGINE_E4M3 = Counts(264, 1, 286, 419, 12, 0, 0, 264, 6, 0, 0, (4, 4), 16, 
 #: program, and where a program first adds up the batch to know its share.
 COPY_ENGINE_RUNS = Counts(150, 1, 163, 320, 5, 0, 0, 560, 2, 0, 0, (8, 8), 16)
 COPY_ENGINE_SHARES = Counts(600, 4, 264, 320, 5, 0, 0, 560, 2, 0, 0, (8, 8), 16, 344)
-#: Of the latent kernel (`hopper_mla_d576_512.py`): a turn of its merge has 8 splits of 4 rows, and half of the columns.
+#: Of the latent kernel (`hopper_mla_d576_512.py`): a turn of its merge has 8 splits of 4 rows, and half of the columns.  Until the load
+#: warp's first copy, 431 instructions, the warpgroups run as many and 401, the one that merges 238; between parts 590 and 460.
 LATENT = Counts(
-    198, 1, 186, 706, 6, 140, 3, 661, 0, 0, 0, (4, 4), 8, 224, merged_parts=2, queries=(68, 627), begin=335, added=420
-)
-#: The same where programs share all splits in runs: 848 instructions from the load warp's first to its first copy.
-LATENT_RUNS = replace(LATENT, plan=600, set_up=248, lookups=3)
-#: Of the kernel that prefills, where keys are parted: what it does with a part, a block's end included (`hopper_prefill_d128.py`).
-PARTED = Counts(269, 1, 299, 250, 4, 0, 0, 264, 2, 0, 0, (64, 64), 1, 320, whole_tiles=True)
+    198, 1, 186, 706, 6, 140, 3, 661, 0, 0, 0, (4, 4), 8, 224, merged_parts=2, queries=(68, 627), begin=335, added=527, joined=776,
+    beside=1070, finishers=2,
+)  # fmt: skip
+#: The same where programs share all splits in runs: 848 instructions from the load warp's first to its first copy, as many of both
+#: warpgroups; and what they run through once more for splits that were done apart.
+LATENT_RUNS = replace(LATENT, plan=600, set_up=248, lookups=3, beside=1696, again=665, joined_later=430)
+#: Of the kernel that prefills, where keys are parted: what it does with a part, a block's end included (`hopper_prefill_d128.py`); 289
+#: instructions of each warpgroup beside the load warp's.
+PARTED = Counts(269, 1, 299, 250, 4, 0, 0, 264, 2, 0, 0, (64, 64), 1, 320, whole_tiles=True, beside=578, finishers=2)
 _PARTIAL_BYTES = 4
 #: Rows of an accumulator that a warp has.
 _WARP_ROWS = 16
@@ -116,12 +130,13 @@ class Around:
         fitting = _REGISTERS_OF_MERGE * 32 * self.warps // (self.merged_rows * head_dim_v)
         return 1 << max(0, min(fitting, self.most_splits, _MOST_MERGED).bit_length() - 1)
 
-    def instructions(self, count: float, barriers: int, cold: bool = False) -> float:
-        """``count`` instructions in a row, with barriers behind which warps read what others wrote."""
+    def instructions(self, count: float, barriers: int, cold: bool = False, roles: int = 1) -> float:
+        """``count`` instructions in a row, with barriers behind which warps read what others wrote; cold ones of so many ``roles`` at the
+        same time, each with code of its own, share the rate at which an SM fetches code."""
         m = self.machine
         each = m["alu.latency_cycles"]
         if cold:
-            each = max(each, far_cycles(m))
+            each = max(each, far_cycles(m) * roles)
         barrier = barrier_cycles(m) + m.get("sync.barrier_spread_cycles", 0.0) + m["smem.latency_cycles"]
         return count * each + barriers * barrier
 
@@ -129,8 +144,9 @@ class Around:
         """Until a program knows its item: lengths of all sequences, added up."""
         lengths = self.machine["hbm.latency_cycles" if cold else "l2.latency_cycles"]
         again = self.counts.lookups * self.machine["l2.latency_cycles"]
-        count = self.counts.begin + self.counts.plan
-        return self.instructions(count, self.counts.plan_barriers, cold) + lengths + again
+        c = self.counts
+        beside = c.beside * far_cycles(self.machine) if cold else 0.0
+        return self.instructions(c.begin + c.plan, c.plan_barriers, cold) + beside + lengths + again
 
     def set_up(self, page: int, cold: bool) -> float:
         """Until an item's first copy is issued: its lengths again, then the numbers of its first pages."""
@@ -153,23 +169,23 @@ class Around:
             return self.instructions(self.counts.ahead, self.counts.plan_barriers)
         return self.set_up(page, False) + fill
 
-    def finish(self) -> float:
-        """After the last block of an item that is whole."""
-        return (
-            self.instructions(self.counts.finish, self.counts.finish_barriers, self.once)
-            + self.machine["l2.latency_cycles"]
-        )
+    def finish(self, head_dim_v: int, rows: int) -> float:
+        """After the last block of an item of so many rows that is whole."""
+        # Four threads of a row store 16 bytes at a time: half of what each of L2's sectors takes, so 16-bit results take as long as float32.
+        stored = self.left(head_dim_v, _of_warps(rows)) if self.counts.added else 0.0
+        return self.ended() + self.machine["l2.latency_cycles"] + stored
+
+    def ended(self) -> float:
+        """Instructions behind the last block."""
+        c = self.counts
+        return self.instructions(c.finish, c.finish_barriers, self.once, c.finishers)
 
     def hand_over(self, head_dim_v: int, rows: int) -> float:
         """After the last block of a split of so many rows: stored, seen by all, counted in."""
         stored = self.whole_tile(head_dim_v) if self.counts.whole_tiles else 0.0
         if self.counts.merged_parts:
             stored = self.left(head_dim_v, rows)
-        return (
-            self.instructions(self.counts.finish, self.counts.finish_barriers, self.once)
-            + 2.0 * self.machine["l2.latency_cycles"]
-            + stored
-        )
+        return self.ended() + 2.0 * self.machine["l2.latency_cycles"] + stored
 
     def whole_tile(self, head_dim_v: int) -> float:
         """O of a tile through this SM's port of the L2 cache."""
@@ -199,9 +215,28 @@ class Around:
         return self.whole_tile(head_dim_v) + merged + m["l2.latency_cycles"]
 
     def adding(self) -> float:
-        """Instructions with which what a part has leaves, and a message between the warpgroups."""
+        """Instructions with which what a part has leaves, and a message between the warpgroups.
+
+        With the loops' own they are more than the first instruction cache holds: each time they come from the next one.
+        """
         m, c = self.machine, self.counts
-        return c.added / m["issue.warp_inst_per_clk"] * 4 + m["l2.latency_cycles"]
+        return c.added * max(4.0 / m["issue.warp_inst_per_clk"], near_cycles(m) * c.finishers) + m["l2.latency_cycles"]
+
+    def join_first(self) -> float:
+        """What of joining runs for the first time, beyond what it takes then."""
+        c = self.counts
+        return self.instructions(c.joined, 0, True, c.finishers) - self.instructions(c.joined, 0)
+
+    def join_again(self) -> float:
+        """From a program's last block until it knows what it has done apart."""
+        c = self.counts
+        return self.instructions(c.again, 1, True, c.finishers) + c.lookups * self.machine["l2.latency_cycles"]
+
+    def join_on(self) -> float:
+        """From one program that joins what it has done apart to the next, whose code for that has not run yet: a word in memory, seen."""
+        c = self.counts
+        seen = _COUNT_TRIPS * self.machine["l2.latency_cycles"]
+        return self.instructions(c.joined_later, 0, True, c.finishers) + seen
 
     def join_ends(self, head_dim_v: int, rows: int, keys: float) -> float:
         """What joins of a tile take beyond one for each but its first part: with the last one all comes back."""

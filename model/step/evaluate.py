@@ -221,9 +221,14 @@ def _pace(heads: Workload, variant: StepVariant, machine: Machine, page: int) ->
         edge.latency_cycles for edge in first.pipeline.edges if edge.src.startswith("load") and edge.kind == "data"
     )
     longer = max(0.0, machine["tma.latency_hbm_cycles" if dealt.counts.copied else "hbm.latency_cycles"] - landed)
+    # Where another warpgroup ends a block the one that begins the next goes on before.
+    begins = {first.pipeline.op(event.op).role for event in first.events if event.op.startswith("qk")}
+    ended = max(
+        event.end for event in first.events if event.iteration == 0 and first.pipeline.op(event.op).role in begins
+    )
     return _Pace(
         tuple(trace.ii_cycles for trace in traces), max(0.0, first.iteration_end[0] - first.ii_cycles) + longer, begun + longer,
-        max(0.0, first.iteration_end[0] - begun - first.ii_cycles), float(ring),
+        ended - begun - first.ii_cycles, float(ring),
     )  # fmt: skip
 
 
@@ -268,7 +273,7 @@ def _costs(
         + max(0.0, around.queries(rows, batch.workload().seqlen_q > 1) - pace.landed),
         later_start=turnaround + around.plan(False) + warm,
         next_item=around.next_item(batch.page, pace.fill),
-        finish=around.finish(),
+        finish=around.finish(heads.head_dim_v, rows),
         hand_over=around.hand_over(heads.head_dim_v, rows),
         merge=lambda splits, there: around.merge(splits, rows, heads, there),
         periods=pace.periods,
@@ -278,5 +283,8 @@ def _costs(
         merges_beside=dealt.merges_beside,
         join_ends=around.join_ends(heads.head_dim_v, rows, pace.ring_bytes),
         join=around.join(heads.head_dim_v, rows) + (pace.alone if dealt.chained else 0.0),
+        join_first=around.join_first(),
         join_later=around.join_later(heads.head_dim_v, rows),
+        join_again=around.join_again(),
+        join_on=around.join_on(),
     )

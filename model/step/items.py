@@ -62,8 +62,10 @@ class Items:
     joins: _Ints | None = None
     #: Pieces of tiles of an item that is a run of them; None: an item is of one tile.
     pieces: _Ints | None = None
-    #: Splits of such an item that are done apart and join later, and those of others that have to do so before.
+    #: Splits of such an item that are done apart and join later, and those of others that have to do so before; and the programs that do so,
+    #: one after the other.
     apart: _Ints | None = None
+    joining: _Ints | None = None
 
     @property
     def count(self) -> int:
@@ -137,6 +139,7 @@ class Runs:
     sums: list[_Ints]
     pieces: _Ints
     apart: _Ints
+    joining: _Ints
 
 
 def in_runs(units: tuple[_Ints, ...], owners: _Ints, teams: int, heads_kv: int, most_apart: int) -> Runs:
@@ -155,10 +158,12 @@ def in_runs(units: tuple[_Ints, ...], owners: _Ints, teams: int, heads_kv: int, 
     starts = np.cumsum(splits) - splits
     apart = np.minimum(bounds[1:], (starts + splits)[first]) - bounds[:-1]
     apart[(bounds[:-1] == starts[first]) | (share + 1 >= splits[first]) | (share > most_apart)] = 0
+    joining = (apart > 0).astype(np.int64)
     for team in range(1, teams):
         if apart[team] and first[team] == first[team - 1]:
             apart[team] += apart[team - 1]
-    return Runs(sums, np.repeat(last - first + 1, heads_kv), np.repeat(apart, heads_kv))
+            joining[team] += joining[team - 1]
+    return Runs(sums, *(np.repeat(x, heads_kv) for x in (last - first + 1, apart, joining)))
 
 
 def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
@@ -209,5 +214,5 @@ def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
     return Items(
         np.concatenate(blocks), np.concatenate(keys), np.concatenate(tile), np.asarray(counts, dtype=np.int64), len(mine),
         sum(q for q, _ in mine), most, span, partial_rows, heads.heads_q * sum(q for q, _ in mine), heads_kv * tiles,
-        np.concatenate(joins) if dealt.chained else None, runs.pieces if runs else None, runs.apart if runs else None,
+        np.concatenate(joins) if dealt.chained else None, *((runs.pieces, runs.apart, runs.joining) if runs else ()),
     )  # fmt: skip

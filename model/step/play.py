@@ -54,8 +54,12 @@ class Costs:
     #: Of an item that merges what it has with what it had, each time, and once a tile beside.
     join: float = 0.0
     join_ends: float = 0.0
-    #: Of a part of an item that is done apart, when it joins those before it.
+    #: What an item's joins take longer where code runs for the first time.
+    join_first: float = 0.0
+    #: Of a part of an item that is done apart, when it joins those before it; before the first of them, and for each program that does so.
     join_later: float = 0.0
+    join_again: float = 0.0
+    join_on: float = 0.0
 
     @property
     def slots(self) -> int:
@@ -243,8 +247,22 @@ class _Run:
         others = 0 if pieces is None else int(pieces[item]) - 1
         # Of the pieces of a run those at its ends are parts of tiles.
         ends = max(1, others) * self.costs.join_ends if joins[item] else 0.0
-        later = 0.0 if self.items.apart is None else float(self.items.apart[item]) * self.costs.join_later
-        return float(joins[item]) * self.costs.join + ends + later + others * (self.costs.next_item + self.costs.finish)
+        first = self.costs.join_first if joins[item] else 0.0
+        later = self.joining_later(item)
+        return (
+            float(joins[item]) * self.costs.join
+            + ends
+            + first
+            + later
+            + others * (self.costs.next_item + self.costs.finish)
+        )
+
+    def joining_later(self, item: int) -> float:
+        """Cycles in which what was done apart joins, by an item's program and those before it."""
+        apart, joining, c = self.items.apart, self.items.joining, self.costs
+        if apart is None or joining is None or not apart[item]:
+            return 0.0
+        return c.join_again + float(joining[item]) * c.join_on + float(apart[item]) * c.join_later
 
     def go_on(self, slot: int) -> None:
         """The next item of a program, if there is one."""

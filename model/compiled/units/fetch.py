@@ -19,6 +19,8 @@ from tilecast.model.machine.machine import Machine
 
 #: Cycles an instruction from code that no cache of an SM holds, where a machine file does not say (H200, measured).
 _FAR_CYCLES = 4.9
+#: The same from the second cache of code, a little beyond the first.
+_NEAR_CYCLES = 2.03
 #: Instructions of 16 bytes in a line of 128.
 LINE = 8
 
@@ -36,6 +38,11 @@ class FetchCosts(NamedTuple):
 def far_cycles(machine: Machine) -> float:
     """Cycles an instruction takes that no cache near the SM holds."""
     return machine.get("code.fetch_far_cycles", _FAR_CYCLES)
+
+
+def near_cycles(machine: Machine) -> float:
+    """Cycles an instruction takes of code that is a little longer than the first cache."""
+    return machine.get("code.fetch_cycles", _NEAR_CYCLES)
 
 
 def fetch_costs(costs: WarpCosts) -> FetchCosts:

@@ -19,6 +19,7 @@ class Edges(Operations):
         done = self.done()
         release = done + (0.0 if self.portable else self.arrive)
         first = self.ordered_by("load")
+        there = max(0.0, self.latency - self.overlap)
         edges = []
         for tiles in rings:
             order = [(t, s) for t in tiles for s in range(self.steps)]
@@ -27,11 +28,11 @@ class Edges(Operations):
                 bt, bs = order[before]
                 for half in range(self.halves):
                     suffix = self.suffix(half)
-                    edges.append(Edge(f"load{t}_{s}", f"mma{t}_{s}{suffix}", 0, self.latency, "data", "A and B"))
+                    edges.append(Edge(f"load{t}_{s}", f"mma{t}_{s}{suffix}", 0, there, "data", "A and B"))
                     edges.append(Edge(f"mma{bt}_{bs}{suffix}", f"{first}{t}_{s}", -lap, release, "buffer", "A/B slot"))
                 if self.hopper and bs + 1 < self.steps:
                     # A warpgroup asks whether its last product is done once it has issued the next: with that one's k-step.
-                    edges.append(Edge(f"load{bt}_{bs + 1}", f"{first}{t}_{s}", -lap, self.latency + self.arrive, "buffer", "A/B slot"))  # fmt: skip
+                    edges.append(Edge(f"load{bt}_{bs + 1}", f"{first}{t}_{s}", -lap, there + self.arrive, "buffer", "A/B slot"))  # fmt: skip
                 if self.in_turn:
                     edges.append(Edge(f"ask{t}_{s}", f"load{t}_{s}", 0, 0.0, "data", "its turn"))
         return edges

@@ -64,6 +64,11 @@ class Operations:
         self.l2 = l2_rates(v, m, mhz, self.on_chip.rows) if memory else None
         #: Whether copies wait for the memory in the order in which they were asked for (the copy engine's).
         self.in_turn = memory and not self.portable
+        #: Of a k-step: cycles in which L2 sends on what has come while the memory sends the rest.
+        self.overlap = 0.0
+        if self.l2 and self.in_turn:
+            size = float(stage_bytes(v, gemm))
+            self.overlap = min(self.step_bytes / self.share, max(size / self.fill, size / self.l2.inputs))
 
     def suffix(self, half: int) -> str:
         """What the name of an operation of a half ends in, where tiles have halves."""

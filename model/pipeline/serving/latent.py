@@ -1,8 +1,10 @@
 """The loop of the latent kernel on Hopper (`hopper_mla`): one block of keys is multiplied twice, by two warpgroups.
 
 One warpgroup makes the scores and the left half of O; P and what rows are rescaled by go through shared memory to another one, which
-makes the right half.  A block's place is free once both have multiplied by it.  Counts beyond those of `fa3`'s softmax are those of the
-machine code of Triton 3.6 for sm_90a (`tilecast inspect kernels/generated/hopper_mla_d576_512.py --arch sm_90a`).
+makes the right half.  A block's place is free once both have multiplied by it.  What goes through shared memory waits for its turn beside
+the left half's product, so that the next block's scores have begun when the right half's product comes: the tensor core takes the
+instructions of both in turns, here the right half's between the two parts of the scores.  Counts beyond those of `fa3`'s softmax are
+those of the machine code of Triton 3.6 for sm_90a (`tilecast inspect kernels/generated/hopper_mla_d576_512.py --arch sm_90a`).
 """
 
 from __future__ import annotations
@@ -17,13 +19,18 @@ from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import fa3
 from tilecast.model.pipeline import softmax_cost as common
 from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step
-from tilecast.model.pipeline.tensor_core import mma_completion_latency_cycles
+from tilecast.model.pipeline.tensor_core import K_BYTES, mma_completion_latency_cycles
 
-#: Instructions of a warp of the right warpgroup in a block, beside its products: waits, factors, addresses.
-_RIGHT_INSTRUCTIONS = 60
+#: Instructions of a warp of the right warpgroup in a block, beside its products: waits, factors, addresses.  Stall counts of those before
+#: its first product, the barriers that it waits at and that its warps meet at there.
+_RIGHT_INSTRUCTIONS, _RIGHT_STALLS, _RIGHT_WAITS, _RIGHT_BARRIERS = 60, 143.0, 2, 1
+#: Stall counts from a product of P's issue to its store: addresses, and whether the right warpgroup has done with the block before.
+_GIVING_STALLS = 37.0
 #: Instructions between P's packing and its product by the left half: P's words are copied, so that both instructions' columns have their
 #: own, and descriptors are moved to uniform registers; a barrier meets the warps there once more.
 _COPIES_OF_P = 32 + 17
+#: Columns of an instruction of the products with P.
+_COLUMNS = 128
 #: Barriers of a warpgroup around what it hands over: all have written before one says so, all have read before one does.
 _BARRIERS = 2
 
@@ -37,15 +44,31 @@ def build(workload: Workload, variant: HopperMlaVariant, machine: Machine) -> Pi
     made = fa3.build(replace(workload, head_dim_v=half, mask="causal", window=None), like, machine)
     barrier = common.barrier_cycles(m) + m.get("sync.barrier_spread_cycles", 0.0) / 2
     vote = m["warp.vote_latency_cycles"] + 2.0 * m["alu.latency_cycles"]
-    written = ROWS * KEYS * size / m["smem.bytes_per_clk"]
-    handing = written + m["smem.latency_cycles"] + _BARRIERS * barrier
+    poll = m.get("sync.wait_done_cycles", 0.0)
+    port = m["smem.bytes_per_clk"]
+    written = ROWS * KEYS * size / port
+    # Beside the product the port has less to give.
+    stored = ROWS * KEYS * size / m.get("smem.store_bytes_per_clk_under_mma", port)
+    handing = poll + _GIVING_STALLS + stored + m["smem.latency_cycles"] + _BARRIERS * barrier
+    taking = _RIGHT_STALLS + _RIGHT_WAITS * poll + m["smem.latency_cycles"] + vote + _RIGHT_BARRIERS * barrier
     total = common.row_sum_work(m, float(ROWS * KEYS))
     left = {op.name: op for op in made.ops}
     copies = common.bookkeeping_work(m, _COPIES_OF_P, _COPIES_OF_P)
     packed = common.Work(left["pack0"].demand, left["pack0"].instructions)
     both = common.add(packed, copies)
+    scores = {
+        name: _held(
+            m, fa3.product(workload, m, name, "qk", "consumer0", 0, KEYS, depth, "smem"), depth * size // K_BYTES
+        )
+        for name, depth in (("qk0", half), ("qk_rest0", workload.head_dim_qk - half))
+    }
     ops = (
-        *(op for op in made.ops if op.name not in ("load_v", "pack0", "rescale0")),
+        *(op for op in made.ops if op.name not in ("load_v", "pack0", "rescale0", "qk0", "pv0", "ahead0", "have_s0")),
+        *scores.values(),
+        # The warps meet once a product is there; what they wait for is there by then, as V is, which came with K.
+        left["ahead0"]._replace(min_cycles=left["ahead0"].min_cycles - barrier),
+        left["have_s0"]._replace(min_cycles=barrier),
+        _held(m, left["pv0"], KEYS * size // K_BYTES * max(1, half // _COLUMNS)),
         left["pack0"]._replace(
             demand=both.cycles, min_cycles=left["pack0"].min_cycles + copies.busiest() + barrier, instructions=both.instructions,
             beside_mma_cycles=common.beside_mma_cycles(m, both) + barrier,
@@ -57,8 +80,8 @@ def build(workload: Workload, variant: HopperMlaVariant, machine: Machine) -> Pi
         ),
         Op("give0", "barrier", "consumer0", (("smem", written),), handing, tile=0),
         Op(
-            "take1", "barrier", "consumer1", (("issue", _RIGHT_INSTRUCTIONS),),
-            m["smem.latency_cycles"] + vote + _RIGHT_INSTRUCTIONS, tile=1, instructions=(("other", _RIGHT_INSTRUCTIONS),),
+            "take1", "barrier", "consumer1", (("issue", _RIGHT_INSTRUCTIONS),), taking, tile=1,
+            instructions=(("other", _RIGHT_INSTRUCTIONS),),
         ),
         fa3.product(workload, m, "pv1", "pv", "consumer1", 1, half, KEYS, "smem"),
         Op("have_o1", "barrier", "consumer1", (), barrier, tile=1),
@@ -68,7 +91,11 @@ def build(workload: Workload, variant: HopperMlaVariant, machine: Machine) -> Pi
         m["sync.mbarrier_roundtrip_cycles"],
     )
     edges = (
-        *(edge for edge in made.edges if "load_v" not in (edge.src, edge.dst) and edge.dst != "load_k"),
+        *(
+            edge._replace(src="qk_rest0") if edge.src == "qk0" else edge
+            for edge in made.edges
+            if "load_v" not in (edge.src, edge.dst) and edge.dst != "load_k"
+        ),
         Edge("load_k", "pv1", 0, m["tma.latency_l2_cycles"], "data", "K tile"),
         Edge("exp0", "give0", 0, 0.0, "data", "P registers"),
         Edge("give0", "take1", 0, arrive, "data", "P tile"),
@@ -77,7 +104,7 @@ def build(workload: Workload, variant: HopperMlaVariant, machine: Machine) -> Pi
         Edge("pv1", "have_o1", 0, done, "data", "O accumulator"),
         *(Edge(f"pv{g}", "load_k", variant.kv_stages, done + arrive, "buffer", "K slot") for g in (0, 1)),
     )
-    names = ("ahead", "qk", "have_s", "max", "exp", "pack", "rescale", "pv", "give", "have_o")
+    names = ("ahead", "qk", "qk_rest", "have_s", "max", "exp", "pack", "rescale", "pv", "give", "have_o")
     roles = (
         Role("load", (Step("load_k"),), 1, 40),
         Role("consumer0", tuple(Step(f"{name}0") for name in names), 4, 208),
@@ -93,3 +120,9 @@ def build(workload: Workload, variant: HopperMlaVariant, machine: Machine) -> Pi
         keys_per_iteration=KEYS, rows_per_cta=ROWS, mask_demand=(),
         edge_read_bytes=float(rows * workload.head_dim_qk), edge_write_bytes=float(rows * workload.head_dim_v),
     )  # fmt: skip
+
+
+def _held(m: Machine, op: Op, instructions: int) -> Op:
+    """A product of so many instructions, whose warps are held at issue until no more are left than the queue takes."""
+    beyond = max(0.0, instructions - m.get("tensor.mma_queue_depth", instructions))
+    return op._replace(issue_cycles=op.issue_cycles + beyond * op.min_cycles / instructions)

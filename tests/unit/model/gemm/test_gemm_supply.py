@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tilecast.model.compiled.code import CodeError
+from tilecast.model.compiled.units.fetch import far_cycles
 from tilecast.model.gemm.code import code_cycles
 from tilecast.model.gemm.evaluate import evaluate_gemm
 from tilecast.model.gemm.pipeline.build import build
@@ -67,6 +68,22 @@ def test_copies_wait_their_turn() -> None:
     assert two.in_step.tile_cycles > 1.1 * three.in_step.tile_cycles
 
 
+def test_l2_sends_on_what_has_come_while_the_memory_sends_the_rest() -> None:
+    """A k-step that the memory has to bring takes the longer of both ways, and the latency; in the SM's own pace there is one way."""
+    v = GemmVariant(tile_m=128, tile_n=256, accumulators=1, stages=2)
+
+    def steps(memory: bool) -> tuple[float, float, float]:
+        loop = build(Gemm(8192, 8192, 2048), v, H200, 1700.0, memory=memory, memory_busy=0.0).pipeline
+        (there,) = {edge.latency_cycles for edge in loop.edges if edge.why == "A and B"}
+        asked = loop.op("ask0_3").min_cycles if memory else 0.0
+        return asked, loop.op("load0_3").min_cycles, there
+
+    asked, sent, there = steps(True)
+    assert 0.0 < asked < sent
+    assert asked + sent + there == pytest.approx(max(asked, sent) + H200["tma.latency_hbm_cycles"])
+    assert steps(False)[2] == H200["tma.latency_l2_cycles"]
+
+
 def test_a_launch_of_one_tile_copies_no_other_tile_s_c() -> None:
     v = GemmVariant(tile_m=128, tile_n=256, accumulators=1, stages=3)
     one = evaluate_gemm(Gemm(2048, 2048, 64), v, H200, 1700.0).in_step
@@ -82,6 +99,14 @@ def test_a_first_tile_waits_for_its_code_and_the_maps_of_its_tensors() -> None:
         for c in (None, code, replace(code, product_instructions=5000))
     ]
     assert starts[0] > 2 * H200["tma.latency_hbm_cycles"] and starts[1] < starts[2]
+    # Two warpgroups that end a tile together have half of the other's epilogue each, but share what fetches their code.
+    slower = H200.with_facts({"code.fetch_far_cycles": 2.0 * far_cycles(H200)})
+    one, two = (
+        evaluate_gemm(problem, replace(v, accumulators=n), slower, 1700.0).start_cycles
+        - evaluate_gemm(problem, replace(v, accumulators=n), H200, 1700.0).start_cycles
+        for n in (2, 1)
+    )
+    assert two > 1.2 * one
 
 
 def test_a_k_step_is_given_back_behind_the_next_one() -> None:

@@ -26,7 +26,7 @@ from tilecast.model.pipeline.serving import latent
 from tilecast.model.sm.bounds import bounds
 from tilecast.model.sm.simulate import steady_state
 from tilecast.model.step.batch import Batch, parse_requests
-from tilecast.model.step.costs import COPY_ENGINE_RUNS, LATENT, PARTED, POINTERS, Around
+from tilecast.model.step.costs import COPY_ENGINE_RUNS, LATENT, LATENT_RUNS, PARTED, POINTERS, Around
 from tilecast.model.step.dealing import dealing, launched, loop
 from tilecast.model.step.evaluate import evaluate_step
 from tilecast.model.step.forecast import forecast_step, named_pair, shipped_pair
@@ -367,6 +367,22 @@ def test_a_join_moves_the_rows_that_are_there() -> None:
     assert by_rows[0] < by_rows[1]
 
 
+def test_latent_results_take_the_store_path_of_float32() -> None:
+    """By the rows of warps that have some; where results are not left between parts no store is waited for."""
+    around = Around(H200, LATENT, 64)
+    assert around.finish(512, 64) - around.finish(512, 16) == pytest.approx(around.left(512, 48))
+    assert around.finish(512, 1) == around.finish(512, 16)
+    assert Around(H200, COPY_ENGINE_RUNS, 16).finish(128, 16) == Around(H200, COPY_ENGINE_RUNS, 16).finish(512, 64)
+
+
+def test_a_block_that_stands_alone_begins_the_next_one_earlier() -> None:
+    """The scores of a latent block behind a join share the tensor core with no product of the block before."""
+    (launch,) = evaluate_step(mla("60x8192"), H200, shipped_pair(mla("60x8192"), H200), 1500.0).launches
+    alone = launch.costs.join - Around(H200, LATENT, 64, mhz=1500.0).join(512, 64)
+    (product,) = (op.min_cycles for op in launch.pipeline.ops if op.name == "pv1")
+    assert -1.5 * product < alone < -0.5 * product
+
+
 def test_the_first_part_leaves_and_the_last_comes_alone() -> None:
     """Of a tile's parts the last one waits for what the others had, once a tile."""
     around = Around(H200, LATENT, 64)
@@ -379,6 +395,40 @@ def test_the_first_part_leaves_and_the_last_comes_alone() -> None:
     assert play(items, costs).end - without.end == pytest.approx(costs.join_ends)
     # Of the portable kernel and of parted prefill what is left is on its way meanwhile.
     assert Around(H200, PARTED, 128).join_ends(128, 128, 1e6) == Around(H200, PARTED, 128).join_later(128, 128) == 0.0
+
+
+def test_roles_with_code_of_their_own_share_what_fetches_it() -> None:
+    """Until the first copy the SM fetches the planning of all roles, later what is near; at an item's end that of both warpgroups."""
+    for counts in (LATENT, LATENT_RUNS, PARTED):
+        shared, alone = (
+            Around(H200, counts, 64, once=True),
+            Around(H200, replace(counts, beside=0, finishers=1), 64, once=True),
+        )
+        assert shared.plan(True) - alone.plan(True) == pytest.approx(counts.beside * far_cycles(H200))
+        assert shared.plan(False) == alone.plan(False)
+        assert shared.ended() - alone.ended() == pytest.approx(counts.finish * far_cycles(H200))
+    again = Around(H200, LATENT, 64)
+    assert again.ended() == Around(H200, replace(LATENT, finishers=1), 64).ended()
+    # Between parts code comes from the next cache, the first time from far.
+    slower = H200.with_facts({"code.fetch_cycles": 2.0 * H200["code.fetch_cycles"]})
+    more = 2 * LATENT.added * H200["code.fetch_cycles"]
+    assert Around(slower, LATENT, 64).join(512, 64) - again.join(512, 64) == pytest.approx(more)
+    assert Around(slower, LATENT, 64).join_first() == again.join_first() > LATENT.joined * far_cycles(H200)
+
+
+def test_who_joins_what_was_done_apart_comes_to_that_code_for_the_first_time() -> None:
+    """In turns: each program of a tile after the one before."""
+    (launch,) = evaluate_step(mla("30x8192"), H200, shipped_pair(mla("30x8192"), H200), 1500.0).launches
+    costs, items = launch.costs, launch.items
+    assert items is not None and items.joining is not None and min(costs.join_again, costs.join_on) > 0.0
+    # 42 runs of 4 splits, two to a tile; then 3, 3, 2 | 1, 3, 3, 1 | 2, 3, 3.
+    assert items.joining[::2].tolist()[42:50] == [0, 1, 2, 1, 2, 3, 1, 2]
+    # A run of 4 splits ends last, the second one of its tile; where each turn takes long, one that is the third.
+    without, long = (play(items, replace(costs, join_on=each)).end for each in (0.0, 1e6))
+    assert play(items, costs).end - without == pytest.approx(costs.join_on)
+    assert 2e6 < long - without <= 3e6
+    none = play(items, replace(costs, join_again=0.0))
+    assert play(items, costs).end - none.end == pytest.approx(costs.join_again)
 
 
 def test_code_behind_the_loop_is_fetched_from_far_where_no_program_comes_to_it_twice() -> None:
@@ -441,12 +491,12 @@ def test_products_slow_the_clock_in_a_small_part_of_the_time() -> None:
 
 
 def test_loops_are_no_faster_than_their_bounds() -> None:
-    """Machine code of the latent kernel, simulated (`tilecast forecast`): 3,082 cycles a block on 2026-11-27."""
+    """Machine code of the latent kernel, simulated (`tilecast forecast`): 3,107 cycles a block on 2026-11-27."""
     of_latent = latent.build(MLA, hopper_mla.HopperMlaVariant(), H200)
     of_bytes = [loop(HEADS, HopperServingE4m3Variant(tile_n=n), H200, 1) for n in (64, 128)]
     for made in (of_latent, *of_bytes):
         assert steady_state(made).ii_cycles >= bounds(made).ii_lower - 1e-6
-    assert steady_state(of_latent).ii_cycles == pytest.approx(3082, rel=0.03)
+    assert steady_state(of_latent).ii_cycles == pytest.approx(3107, rel=0.01)
     # 481 instructions of a warp in the machine code of Triton 3.6, but for blocks at an edge.
     assert of_bytes[1].demand()["issue"] == pytest.approx(481, rel=0.05)
     short, long = (steady_state(made).ii_cycles for made in of_bytes)
