@@ -218,9 +218,7 @@ class Floors:
     def _simulated(
         self, tiling: _Tiling, orders: NDArray[np.int64], deals: list[Dealing], *, masks: bool = False
     ) -> NDArray[np.float64]:
-        """Cycles of all tiles, without ``masks`` if all blocks were plain ones; 0 where that says nothing of masked ones."""
-        if not masks and not tiling.compares:
-            return np.zeros(len(orders))
+        """Cycles of all tiles, without ``masks`` if all blocks were plain ones; where those as dealt say nothing of masked ones, on average."""
         loops = Loops.read(self.groups.loop.rows(orders))
         around = loops.around
         stays, once = self._once(tiling, around, deals)
@@ -234,6 +232,8 @@ class Floors:
         )
         columns = (around.start, around.finish, loops.turnaround, loops.busiest, late)
         per_tile = whole_tiles(cycles, tiling.blocks, stays[:, None], *(column[:, None] for column in columns))
+        if not masks and not tiling.compares:
+            return tiling.spread(per_tile) + once
         return self._makespans(tiling, per_tile, deals) + once
 
     def _once(self, tiling: _Tiling, around: Around, deals: list[Dealing]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:  # fmt: skip

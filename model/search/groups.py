@@ -123,15 +123,21 @@ class Level:
         self._first, self._row = first, row
         self._place = np.full(len(first), -1)
         self._table: NDArray[np.float64] = np.empty((0, 0))
+        self._known = 0
 
     def rows(self, orders: NDArray[np.int64]) -> Column:
         """The row of each of the variants at ``orders``."""
         groups = self.number[orders]
         asked = np.unique(groups[self._place[groups] < 0])
         if len(asked):
-            found = np.array([self._row(self._first[group]) for group in asked])
-            self._place[asked] = np.arange(len(asked)) + len(self._table)
-            self._table = np.concatenate((self._table, found)) if len(self._table) else found
+            found = np.array([self._row(self._first[group]) for group in asked.tolist()])
+            begin, self._known = self._known, self._known + len(asked)
+            if self._known > len(self._table):
+                room = np.empty((min(2 * self._known, len(self._first)), found.shape[1]))
+                room[:begin] = self._table[:begin] if begin else found[:0]
+                self._table = room
+            self._table[begin : self._known] = found
+            self._place[asked] = np.arange(begin, self._known)
         rows: Column = self._table[self._place[groups]]
         return rows
 
