@@ -211,7 +211,7 @@ class Floors:
         blocks = tiling.blocks[None, :]
         loose, laps, cycles = costs.loose[:, None], costs.laps[:, None], costs.cycles[:, None]
         unit_cycles, inside = costs.unit_cycles[:, None], (costs.before + costs.after)[:, None]
-        loops = least_cycles(blocks, unit_cycles, cycles, laps, loose, inside)
+        loops = least_cycles(blocks, unit_cycles, costs.idle[:, None], cycles, laps, loose, inside)
         # The start of a tile's loop hides under the end of the one before: at most one iteration and the fill.
         inner = np.maximum(blocks - loose - 1, 0) // laps * cycles
         hidden = (stays & around.overlap)[:, None]

@@ -57,6 +57,7 @@ class Costs:
     """Cycles of tiles at least, a number to each variant: the fields of `LoopFloor`, and what surrounds a tile's loop."""
 
     unit_cycles: Column
+    idle: Column
     cycles: Column
     laps: Column
     loose: Column
@@ -67,14 +68,14 @@ class Costs:
     @staticmethod
     def row(loop: LoopFloor, pipeline: Pipeline, machine: Machine) -> tuple[float, ...]:
         """Its numbers of one variant."""
-        numbers = loop.unit_cycles, loop.cycles, loop.laps, loop.loose, loop.before, loop.after
+        numbers = loop.unit_cycles, loop.idle, loop.cycles, loop.laps, loop.loose, loop.before, loop.after
         return *numbers, *Around.row(pipeline, machine)
 
     @classmethod
     def read(cls, rows: Column) -> Costs:
         """From rows of many variants, one below the other."""
-        unit_cycles, cycles, laps, loose, before, after = rows[:, :6].T
-        return cls(unit_cycles, cycles, laps, loose, before, after, _around(rows[:, 6:]))
+        unit_cycles, idle, cycles, laps, loose, before, after = rows[:, :7].T
+        return cls(unit_cycles, idle, cycles, laps, loose, before, after, _around(rows[:, 7:]))
 
 
 @dataclass(frozen=True, slots=True)
