@@ -31,6 +31,7 @@ from tilecast.model.pipeline.hopper.order import (
     program,
     pv_parts,
     quad_cycles,
+    same_order,
     takes_turns,
 )
 from tilecast.model.pipeline.hopper.registers import spill_demand
@@ -86,7 +87,7 @@ def _build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipelin
     ops = _load_ops(workload, variant, machine)
     for g in groups:
         ops += [*_group_ops(workload, alone, machine, g), *((of_tile(spill, g),) if spills else ())]
-    edges = [edge for g in groups for edge in _group_edges(workload, variant, machine, g)]
+    alike = same_order(workload, variant)
     rows = ROWS * variant.warpgroups
     size = workload.dtype_bytes
     o = rows * workload.head_dim_v
@@ -97,8 +98,8 @@ def _build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipelin
         + (" ping-pong" if takes_turns(variant) else ""),
         machine=machine.name,
         ops=tuple(ops),
-        edges=tuple(edges),
-        roles=_roles(program(workload, variant, machine, spills=bool(spills)), variant.warpgroups),
+        edges=_edges(workload, alike, machine),
+        roles=_roles(_program(workload, alike, machine, bool(spills)), variant.warpgroups),
         buffers=_buffers(workload, variant),
         rows_per_cta=rows,
         keys_per_iteration=variant.tile_n,
@@ -109,6 +110,17 @@ def _build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipelin
         tiles_overlap=False, query_ahead=variant.q_stages > 1,
         mask_demand=tuple((_first_step(workload, variant, machine, g), masked) for g in groups),
     )  # fmt: skip
+
+
+@lru_cache(maxsize=2048)
+def _edges(workload: Workload, variant: Fa3Variant, machine: Machine) -> tuple[Edge, ...]:
+    """Dependences of all warpgroups' operations, whatever work these are."""
+    return tuple(edge for g in range(variant.warpgroups) for edge in _group_edges(workload, variant, machine, g))
+
+
+@lru_cache(maxsize=2048)
+def _program(workload: Workload, variant: Fa3Variant, machine: Machine, spills: bool) -> tuple[Step, ...]:
+    return program(workload, variant, machine, spills=spills)
 
 
 @lru_cache(maxsize=256)

@@ -200,22 +200,9 @@ class Pipeline:
     def __hash__(self) -> int:
         # A pipeline is a key of many caches and holds hundreds of values: hash it once.
         if not self._hash:
-            object.__setattr__(
-                self,
-                "_hash",
-                hash(
-                    (
-                        self.name,
-                        self.machine,
-                        self.ops,
-                        self.edges,
-                        self.roles,
-                        self.buffers,
-                        self.prologue_cycles,
-                        self.mask_demand,
-                    )
-                ),
-            )
+            p = self
+            parts = (p.name, p.machine, p.ops, p.edges, p.roles, p.buffers, p.prologue_cycles, p.mask_demand)
+            object.__setattr__(self, "_hash", hash(parts))
         return self._hash
 
     def waiting(self, edges: tuple[Edge, ...], **around: object) -> Pipeline:
