@@ -9,8 +9,6 @@ several batches' means: what a call costs where nothing else disturbs it.  ``par
 
 from __future__ import annotations
 
-import csv
-import datetime
 import os
 import subprocess
 import sys
@@ -19,14 +17,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import triton
+from measuring import csv_table
 
 import tilecast
 from tilecast.kernels import again, launching
 from tilecast.kernels.native.library import VARIABLE, library
 
 CALLS, BATCHES = 200, 25
-HEADER = ("gpu", "date", "torch", "triton", "launches", "case", "subject", "host_us")
+FIELDS = ("gpu", "date", "torch", "triton", "launches", "case", "subject", "host_us")
 Runs = dict[str, Callable[[], Any]]
 BF16 = torch.bfloat16
 
@@ -129,20 +127,16 @@ def measure() -> Iterator[tuple[str, str, float]]:
 
 
 def main() -> None:
-    here = (torch.cuda.get_device_name(), datetime.date.today().isoformat(), torch.__version__, triton.__version__)
     first = os.environ.get(VARIABLE) != "triton"
     if first and library() is None:
         raise SystemExit("launches in C: expected a C compiler and a known Triton, found none: nothing to compare")
-    with open(sys.argv[1], "w" if first else "a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if first:
-            writer.writerow(HEADER)
+    with csv_table(sys.argv[1], FIELDS, more=not first) as add:
         for case, subject, us in measure():
             # torch's own calls are the same beside both.
             if first or subject != "torch":
-                writer.writerow((*here, "C" if first else "Triton", case, subject, f"{us:.1f}"))
-                file.flush()
-                print("C" if first else "Triton", case, subject, f"{us:.1f}", flush=True)
+                row = {"launches": "C" if first else "Triton", "case": case, "subject": subject, "host_us": f"{us:.1f}"}
+                add(row)
+                print(*row.values(), flush=True)
     if first:
         subprocess.run([sys.executable, *sys.argv], env={**os.environ, VARIABLE: "triton"}, check=True)
 

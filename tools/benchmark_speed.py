@@ -23,10 +23,12 @@ from functools import partial
 from tilecast.model.families import native_family
 from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.workload import Workload
-from tilecast.model.machine.machine import load_machine
+from tilecast.model.machine.machine import Machine, load_machine, machine_names
 from tilecast.model.search.best import best
 
 _MACHINES = ("h200-sxm", "b200", "b300", "a100")
+#: Questions drawn beside the fixed ones.
+_DRAWN = 60
 _HEADS = ((64, 64), (128, 128), (256, 256), (192, 128))
 
 
@@ -75,11 +77,30 @@ def draw_shapes(count: int, seed: int) -> list[tuple[Workload, str]]:
     return out
 
 
+def draw_questions(count: int, seed: int) -> list[tuple[Machine, list[Workload]]]:
+    """Random questions in the order drawn: a machine, and a workload at one length and at another."""
+    draw = random.Random(seed)
+    machines = [load_machine(name) for name in machine_names()]
+    out = []
+    for _ in range(count):
+        chip = draw.choice(machines)
+        dtype = draw.choice(("bf16", "fp16", *(["fp8"] if chip.has("tensor.fp8_flop_per_clk") else [])))
+        mask = draw.choice(("none", "causal", "window"))
+        window = draw.choice(((127, 0), (1023, 0), (256, 256))) if mask == "window" else None
+        kv, group = draw.choice((1, 2, 4, 8, 16)), draw.choice((1, 1, 4, 8))
+        dims, batch = draw.choice((*_HEADS, (96, 96))), draw.choice((1, 2, 4, 8))
+        lengths = draw.sample((512, 1000, 2048, 4096, 8192, 16384, 20000, 32768), 2)
+        out.append((chip, [Workload(batch, kv * group, kv, n, n, *dims, mask, window, dtype) for n in lengths]))
+    return out
+
+
 def main() -> None:
     """Measure and print; see the module docstring."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", type=int, default=1000, help="how many shapes to forecast (targets scale)")
-    count = parser.parse_args().shapes
+    parser.add_argument("--seed", type=int, default=1, help="of the questions that are drawn")
+    args = parser.parse_args()
+    count = args.shapes
     report = Report()
     machines = {name: load_machine(name) for name in _MACHINES}
     fresh, later, named, ranged = [], [], [], []
@@ -105,6 +126,12 @@ def main() -> None:
     for words, asked in (("first question of a head size and mask", fresh), ("another length", later)):
         report.line(f"best of the whole space, {words}", asked, 0.150)
         report.line("  the slowest of them", asked, 0.150, worst=True)
+    asked = [[timed(partial(best, work, chip)) for work in works] for chip, works in draw_questions(_DRAWN, args.seed)]
+    for words, times in (("first questions", [t[0] for t in asked]), ("other lengths", [t[1] for t in asked])):
+        times.sort()
+        report.line(f"{_DRAWN} drawn {words} on all machines", times, 0.150)
+        report.line("  the slowest but one in twenty", times[: _DRAWN - _DRAWN // 20], 0.150, worst=True)
+        report.line("  the slowest of them", times, 0.150, worst=True)
     report.line("a named variant", named, 0.015)
     report.line("the same with its interval, another length", ranged, 0.015)
     for words in (("b200", "--causal"), ("h200-sxm",)):

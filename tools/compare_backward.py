@@ -11,6 +11,7 @@ gets a row that says so.  Shapes are those of the FlashAttention papers: 16k tok
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
 import statistics
 import sys
@@ -19,9 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sweep_backward import Clock, Shape, Table, check, in_turns, parse_shapes, peers, problem
+from measuring import Add, csv_table, evicting, in_turns
+from sweep_backward import FIELDS, ROUNDS, WARMUP, Shape, check, parse_shapes, peers, problem, row_of
 
 from tilecast.base.module_file import module_of
+from tilecast.validation.lab.measure.telemetry import Nvml
 
 DEFAULT = ",".join(f"{dim}:{mask}:{n}" for dim in (64, 128) for mask in ("none", "causal") for n in (1024, 4096, 16384))
 
@@ -47,7 +50,7 @@ def fits(path: Path, shape: Shape) -> bool:
 
 
 def compare(
-    shape: Shape, group: int, files: list[Path], wrong: dict[Path, str], table: Table, clock: Clock, evict: Any
+    shape: Shape, group: int, files: list[Path], wrong: dict[Path, str], add: Add, nvml: Nvml, evict: Any
 ) -> None:
     """All rows of one shape, of which ``group`` query heads share keys."""
     from tilecast.kernels.launching import backward_launcher
@@ -58,7 +61,7 @@ def compare(
     for path in files:
         module = module_of(path)
         if wrong[path]:
-            table.add(shape, kernel=path.stem, knobs=module.TILECAST["variant"], note=wrong[path])
+            add(row_of(shape, kernel=path.stem, knobs=module.TILECAST["variant"], note=wrong[path]))
             continue
         run = partial(backward_launcher(module), *tensors, shape.head_dim**-0.5, *shape.window)
         for more in ({}, {"deterministic": False}) if hasattr(module, "ANY_ORDER_ABREAST") else ({},):
@@ -72,12 +75,12 @@ def compare(
             knobs.append("")
             notes.append(whole)
             runs.append(run)
-    begin = time.monotonic()
-    found = in_turns(runs, evict)
-    mhz = clock.between(begin, time.monotonic())
+    with nvml.watch() as seen:
+        found = in_turns(runs, ROUNDS, evict, warmup=WARMUP, filler=0)
+    mhz = seen.result().sm_mhz or math.nan
     rows = sorted(zip(names, knobs, notes, found, strict=True), key=lambda row: statistics.median(row[3]))
     for name, text, note, times in rows:
-        table.add(shape, kernel=name, knobs=text, times=times, flop=shape.flop, clock=mhz, note=note)
+        add(row_of(shape, kernel=name, knobs=text, times=times, flop=shape.flop, clock=mhz, note=note))
 
 
 def main() -> None:
@@ -96,15 +99,14 @@ def main() -> None:
     print(f"{len(tasks)} files checked after {time.monotonic() - begin:.0f} s", file=sys.stderr)
     import torch
 
-    clock, table = Clock(), Table(options.out)
-    evict = torch.empty(64 * 2**20, dtype=torch.int32, device="cuda")
-    for shape in shapes:
-        if time.monotonic() - begin > options.seconds:
-            print(f"out of time before {shape}", file=sys.stderr)
-            break
-        compare(shape, options.group, files[shape], wrong, table, clock, evict)
-        torch.cuda.empty_cache()
-    clock.close()
+    nvml, evict = Nvml(), evicting()
+    with csv_table(options.out, FIELDS) as add:
+        for shape in shapes:
+            if time.monotonic() - begin > options.seconds:
+                print(f"out of time before {shape}", file=sys.stderr)
+                break
+            compare(shape, options.group, files[shape], wrong, add, nvml, evict)
+            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

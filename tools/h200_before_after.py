@@ -19,12 +19,16 @@ import math
 import statistics
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tilecast.base.module_file import module_of
+from measuring import evicting, graph_of, in_turns
 
-ROUNDS, WARMUP, SECONDS_PER_KERNEL, COMPILERS = 31, 3, 90, 8
+from tilecast.base.module_file import module_of
+from tilecast.validation.lab.measure.telemetry import Nvml
+
+ROUNDS, SECONDS_PER_KERNEL, COMPILERS = 28, 90, 8
 FIELDS = ("kernel", "shape", "before_ms", "after_ms", "speedup", "tflops_after", "values", "sm_clock_mhz", "error")
 
 
@@ -115,29 +119,9 @@ def compared(before: tuple[Any, Any], after: tuple[Any, Any]) -> str:
     return f"within rounding ({out:.1e})"
 
 
-def graph_of(problem: Problem, module: Any, launches: int) -> Any:
-    """A CUDA graph of ``launches`` launches; None where capture does not work, and launches stand for themselves."""
-    import torch
-
-    out, lse = problem.outputs()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARMUP):
-            problem.launch(module, out, lse)
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(launches):
-            problem.launch(module, out, lse)
-    return graph, (out, lse)
-
-
 def timed(problem: Problem, modules: tuple[Any, Any]) -> tuple[list[float], str, float]:
     """([median ms of a launch before, after], agreement of values, median SM clock in MHz)."""
     import torch
-    from h200_kernels import Clock
 
     outputs = []
     for module in modules:
@@ -153,23 +137,12 @@ def timed(problem: Problem, modules: tuple[Any, Any]) -> tuple[list[float], str,
     torch.cuda.synchronize()
     # About two milliseconds to a graph: launch gaps and the first launch's cold caches do not show.
     launches = max(2, min(40, math.ceil(2.0 / max(begin.elapsed_time(end), 1e-3))))
-    graphs = [graph_of(problem, module, launches) for module in modules]
-    evict = torch.empty(64 * 2**20, dtype=torch.int32, device="cuda")
-    times: list[list[tuple[Any, Any]]] = [[], []]
-    clock = Clock()
-    with clock:
-        for turn in range(ROUNDS):
-            for which in (0, 1) if turn % 2 == 0 else (1, 0):
-                evict.zero_()
-                torch.cuda._sleep(200_000)
-                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                begin.record()
-                graphs[which][0].replay()
-                end.record()
-                times[which].append((begin, end))
-        torch.cuda.synchronize()
-    medians = [statistics.median(a.elapsed_time(b) for a, b in pairs[WARMUP:]) / launches for pairs in times]
-    return medians, values, clock.median()
+    graphs = [
+        graph_of(partial(problem.launch, module, *own), launches) for module, own in zip(modules, outputs, strict=True)
+    ]
+    with Nvml().watch() as seen:
+        found = in_turns([graph.replay for graph in graphs], ROUNDS, evicting(), filler=200_000, back=True)
+    return [statistics.median(ms) / launches for ms in found], values, seen.result().sm_mhz
 
 
 def measure(before: Path, after: Path) -> None:

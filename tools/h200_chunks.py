@@ -10,14 +10,14 @@ CUDA graph of one call, L2 evicted before, the kernels in turns; medians.  LIBRA
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from h200_before_after import load
-from sweep_decode import EVICT_BYTES, fa3_forward, graph_of, measured_on, nvidia_smi, times_us
+from measuring import csv_table, evicting, graph_of, nvidia_smi, times_us
+from sweep_decode import fa3_forward
 
 from tilecast.model.kernel.workload import Workload
 
@@ -73,18 +73,12 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="folder of other kernels")
     parser.add_argument("--rounds", type=int, default=9)
     given = parser.parse_args()
-    import torch
-
-    same = measured_on()
     fa3 = fa3_forward(given.fa3) if given.fa3 else None
-    evict = torch.empty(EVICT_BYTES // 4, dtype=torch.int32, device="cuda")
-    with given.out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        writer.writeheader()
+    evict = evicting()
+    with csv_table(given.out, FIELDS) as add:
         for shape in SHAPES:
-            row = {**same, **measure(shape, fa3, given.before, given.rounds, evict)}
-            writer.writerow(row)
-            file.flush()
+            row = measure(shape, fa3, given.before, given.rounds, evict)
+            add(row)
             print(row, flush=True)
 
 

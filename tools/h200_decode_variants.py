@@ -10,8 +10,6 @@ from the portable kernel's output.  Variants are compiled first, each in a proce
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
 import importlib
 import statistics
 import subprocess
@@ -114,7 +112,7 @@ def measure(
     modules: dict[str, Any], fa3: Any, pool: Any, point: tuple[Any, ...], rounds: int, evict: Any
 ) -> list[dict[str, Any]]:
     """Rows of a point."""
-    from sweep_decode import graph_of, times_us
+    from measuring import graph_of, times_us
 
     batch, keys, page, heads = point
     x = problem(pool, batch, keys, page, heads)
@@ -172,7 +170,7 @@ def main() -> None:
         compile_here(given.out, given.fp8)
         return
     import torch
-    import triton
+    from measuring import csv_table, evicting
     from sweep_decode import load_fa3
 
     from tilecast.base.module_file import module_of
@@ -199,14 +197,11 @@ def main() -> None:
         pool = [torch.randn(longest, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
         if given.fp8:
             pool = [x.to(torch.float8_e4m3fn).view(torch.uint8) for x in pool]
-        evict = torch.empty((256 << 20) // 4, dtype=torch.int32, device="cuda")
-        same = {"gpu": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "torch": torch.__version__, "triton": triton.__version__}  # fmt: skip
-        with given.out.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-            writer.writeheader()
+        evict = evicting()
+        with csv_table(given.out, FIELDS) as add:
             for point in points:
-                writer.writerows({**same, **row} for row in measure(modules, fa3, pool, point, given.rounds, evict))
-                file.flush()
+                for row in measure(modules, fa3, pool, point, given.rounds, evict):
+                    add(row)
     print(f"all in {time.perf_counter() - started:.0f} s", flush=True)
 
 

@@ -10,7 +10,6 @@ of them read.  Decode sweeps write; a step of a model leaves what its last kerne
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from sweep_decode import EVICT_BYTES, EVICTIONS, graph_of, measured_on, times_us
+from measuring import EVICTIONS, csv_table, evicting, graph_of, times_us
 
 #: Programs of a launch, and chunks that each reads.
 LAUNCHES = ((132, 1), (264, 1), (264, 2), (264, 4), (264, 8))
@@ -44,7 +43,7 @@ def main() -> None:
     given = parser.parse_args()
     x = torch.randn(max(programs * chunks for programs, chunks in LAUNCHES) * CHUNK.value, device="cuda")
     y = torch.empty(max(programs for programs, _ in LAUNCHES), device="cuda")
-    evict = torch.zeros(EVICT_BYTES // 4, dtype=torch.int32, device="cuda")
+    evict = evicting()
     graphs: dict[str, Any] = {}
     for programs, chunks in LAUNCHES:
         for policy in ("none", "first"):
@@ -53,16 +52,13 @@ def main() -> None:
                     x, y, chunks, policy == "first", num_warps=8
                 )
             )
-    same = measured_on()
-    with given.out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        writer.writeheader()
+    with csv_table(given.out, FIELDS) as add:
         for by in EVICTIONS:
             for name, found in times_us(graphs, given.rounds, evict, by).items():
                 policy, size = name.split()
                 row = {"evicted_by": by, "policy": policy, "mbytes": round(int(size) / 1e6, 1)}
                 row |= {"us": round(statistics.median(found), 2), "low_us": round(min(found), 2), "high_us": round(max(found), 2)}  # fmt: skip
-                writer.writerow({**same, **row})
+                add(row)
                 print(row, flush=True)
 
 

@@ -22,10 +22,11 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from h200_kernels import HIDDEN, TOKENS, Clock, fa3, measure
+from h200_kernels import HIDDEN, TOKENS, fa3, measure
 
 import tilecast
 from tilecast.base.module_file import module_of
+from tilecast.validation.lab.measure.telemetry import Nvml
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -215,7 +216,7 @@ def _warm(path: str) -> str:
 
 
 def time_all(files: list[str], target: str, seconds: float, library: str | None = None) -> None:
-    begin, clock, rows, told = time.time(), Clock(), [], set()
+    begin, nvml, rows, told = time.time(), Nvml(), [], set()
     kinds = sorted({(w["head_dim_qk"], w["mask"]) for w in (module_of(f).TILECAST["workload"] for f in files)})
     for length in reversed(LENGTHS):
         for dim, mask in kinds:
@@ -241,12 +242,12 @@ def time_all(files: list[str], target: str, seconds: float, library: str | None 
                     functions["FlashAttention-3 (vLLM), fp8"] = (packed, "")
                 except RuntimeError as error:
                     told.add(f"FlashAttention-3: {error}"[:300])
-            with clock:
+            with nvml.watch() as seen:
                 times = measure(functions, ROUNDS)
             flop = 4 * TOKENS * HIDDEN * length * (0.5 if causal else 1.0)
             for name, found in times.items():
                 median = statistics.median(found)
-                rows.append((name, dim, length, mask, f"{median:.4f}", f"{flop / median / 1e9:.1f}", f"{clock.median():.0f}"))  # fmt: skip
+                rows.append((name, dim, length, mask, f"{median:.4f}", f"{flop / median / 1e9:.1f}", f"{seen.result().sm_mhz:.0f}"))  # fmt: skip
             print(f"d{dim} {length} {mask}: " + "; ".join(f"{r[0]} {r[5]}" for r in rows[-len(times) :]), flush=True)
             with open(target, "w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file, lineterminator="\n")

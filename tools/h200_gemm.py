@@ -12,17 +12,15 @@ takes minutes; quack is timed where it is installed.
 from __future__ import annotations
 
 import argparse
-import csv
 import importlib.util
 import os
 import statistics
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sweep_decode import EVICT_BYTES, graph_of, measured_on, nvidia_smi
+from measuring import FILLER_CYCLES, Call, csv_table, evicting, graph_of, nvidia_smi
 
 from tilecast.base.module_file import module_of
 from tilecast.codegen.gemm.generate import generate_gemm
@@ -47,7 +45,6 @@ KNOB = (GemmVariant(stages=5, c_stages=4, c_parts=2), GemmVariant(stages=6, c_st
 KNOB_KS = (64, 128, 256, 512, 1024, 2048, 4096)
 FIELDS = ("gpu", "date", "driver", "torch", "triton", "m", "n", "k", "c_dtype", "in_place", "subject", "variant", "us", "low_us",
           "high_us", "tflops", "gbps", "against_torch", "largest_error", "sm_clock_mhz", "effective_mhz")  # fmt: skip
-Call = Callable[[], Any]
 
 
 def tensors(shape: tuple[int, int, int, str, bool]) -> tuple[Any, ...]:
@@ -104,7 +101,7 @@ def times(graphs: dict[str, Any], rounds: int, evict: Any) -> dict[str, list[tup
     for _ in range(rounds):
         for name, graph in graphs.items():
             evict.zero_()
-            torch.cuda._sleep(100_000)  # the host must be ahead, or its own time is measured
+            torch.cuda._sleep(FILLER_CYCLES)
             stamps.begin()
             begin.record()
             graph.replay()
@@ -171,14 +168,11 @@ def main() -> None:
 
     import tilecast
 
-    same = measured_on()
-    evict = torch.empty(EVICT_BYTES // 4, dtype=torch.int32, device="cuda")
+    evict = evicting()
     shapes = [*SMALL_K, *LARGE_K]
     knobs = [(8192, 8192, k, "bf16", True) for k in KNOB_KS]
     chosen = {int(n) for n in given.only.split(",")} if given.only else set(range(len(shapes) + len(knobs)))
-    with tempfile.TemporaryDirectory() as folder, given.out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        writer.writeheader()
+    with tempfile.TemporaryDirectory() as folder, csv_table(given.out, FIELDS) as add:
         for number, shape in enumerate([*shapes, *knobs]):
             if number not in chosen:
                 continue
@@ -200,9 +194,8 @@ def main() -> None:
                                 text, lambda launch=module.launch, a=a, b=b, c=c, d=d: launch(a, b, c, d),
                             )  # fmt: skip
             for row in measure(shape, calls, (a, b, c, d), given.rounds, evict):
-                writer.writerow({**same, **row})
+                add(row)
                 print(row, flush=True)
-            file.flush()
 
 
 if __name__ == "__main__":

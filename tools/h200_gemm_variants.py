@@ -9,7 +9,6 @@ and with other orders of tiles.  A kernel whose result is wrong is named and not
 from __future__ import annotations
 
 import argparse
-import csv
 import multiprocessing
 import os
 import tempfile
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from h200_gemm import FIELDS, measure, tensors
-from sweep_decode import EVICT_BYTES, measured_on
+from measuring import csv_table, evicting
 
 from tilecast.base.module_file import module_of
 from tilecast.codegen.gemm.generate import generate_gemm
@@ -77,15 +76,12 @@ def main() -> None:
     import torch
 
     chosen = variants(given.c, given.more)
-    same = measured_on()
-    with tempfile.TemporaryDirectory() as folder, given.out.open("w", newline="", encoding="utf-8") as file:
+    with tempfile.TemporaryDirectory() as folder, csv_table(given.out, FIELDS) as add:
         tasks = [(v, given.c, folder) for v in chosen]
         with multiprocessing.get_context("spawn").Pool(min(16, os.cpu_count() or 1)) as pool:
             wrong = [text for text in pool.imap_unordered(compile_one, tasks, chunksize=1) if text]
         print(*wrong, sep="\n", flush=True)
-        evict = torch.empty(EVICT_BYTES // 4, dtype=torch.int32, device="cuda")
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        writer.writeheader()
+        evict = evicting()
         names = {gemm_variant_text(v): v for v in chosen}
         names = {text: v for text, v in names.items() if not any(line.startswith(text + ":") for line in wrong)}
         modules = {text: kernel_of(v, given.c, Path(folder)) for text, v in names.items()}
@@ -102,8 +98,7 @@ def main() -> None:
                     calls["torch.addmm"] = ("", lambda a=a, b=b, c=c, d=d: torch.addmm(c, a, b, out=d))
                 rows = measure(shape, calls, (a, b, c, d), given.rounds, evict)
                 for row in rows:
-                    writer.writerow({**same, **row, "subject": row["subject"] if not row["variant"] else "variant"})
-                file.flush()
+                    add({**row, "subject": row["subject"] if not row["variant"] else "variant"})
                 best = min(rows, key=lambda row: row["us"] if row["variant"] else 1e30)
                 print(m, n, k, best["us"], best["against_torch"], best["variant"], flush=True)
 

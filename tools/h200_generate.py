@@ -12,15 +12,13 @@ where its first choice leads its second by `--margin`; `same_alone` the share of
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
 import random
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 
-from sweep_decode import nvidia_smi
+from measuring import csv_table, nvidia_smi
 
 PAGE, MOST_TOKENS, ALONE = 64, 2048, 4
 FIELDS = ("gpu", "date", "driver", "torch", "triton", "transformers", "attention", "layers", "requests", "prompt_tokens", "new_tokens",
@@ -126,22 +124,17 @@ def main() -> None:
     given = parser.parse_args()
     import copy
 
-    import torch
     import transformers
-    import triton
 
     model = decoder(given.layers)
     prompts = prompts_of(given.requests, model.config.vocab_size)
     same = {
-        "gpu": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "driver": nvidia_smi("driver_version"),
-        "torch": torch.__version__, "triton": triton.__version__, "transformers": transformers.__version__, "layers": given.layers,
+        "transformers": transformers.__version__, "layers": given.layers,
         "requests": given.requests, "prompt_tokens": sum(map(len, prompts)), "new_tokens": given.new_tokens, "rounds": given.rounds,
     }  # fmt: skip
     exact = copy.deepcopy(model).float()
     exact.set_attn_implementation("sdpa")
-    with given.out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        writer.writeheader()
+    with csv_table(given.out, FIELDS) as add:
         for attention in given.attention.split(","):
             seconds, made, alone = run(model, attention, prompts, given.new_tokens, given.rounds)
             agree, clear = agreement(exact, prompts, made, given.margin)
@@ -153,8 +146,7 @@ def main() -> None:
                 "high": round(total / min(seconds), 1), "agree": round(agree / max(clear, 1), 5), "compared": clear,
                 "same_alone": round(kept / (len(alone) * given.new_tokens), 4), "sm_clock_mhz": nvidia_smi("clocks.sm"),
             }  # fmt: skip
-            writer.writerow(row)
-            file.flush()
+            add(row)
             print(row, flush=True)
 
 

@@ -11,8 +11,6 @@ largest error of AFTER stands beside that of attention in PyTorch operations.  A
 from __future__ import annotations
 
 import concurrent.futures
-import csv
-import datetime
 import math
 import statistics
 import subprocess
@@ -21,8 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from h200_before_after import header_of, load
+from measuring import csv_table, evicting, in_turns
 
-ROUNDS, WARMUP, COMPILERS, PROBED_ROWS = 9, 2, 12, 32
+from tilecast.validation.lab.measure.telemetry import Nvml
+
+ROUNDS, COMPILERS, PROBED_ROWS = 9, 12, 32
 TOKENS, HIDDEN, LENGTH = 16384, 2048, 4096
 #: Name -> (what, nats or factor, where): made by `inputs`.
 INPUTS = {
@@ -93,27 +94,7 @@ def errors(q: Any, k: Any, v: Any, out: Any, work: dict[str, Any]) -> tuple[floa
     return wrong, theirs, torch.finfo(out.dtype).eps * 2.0 ** math.floor(math.log2(largest))
 
 
-def median_times(launches: list[Any]) -> list[float]:
-    """Median ms of each, in turns."""
-    import torch
-
-    evict = torch.empty(32 * 2**20, dtype=torch.int32, device="cuda")
-    times: list[list[tuple[Any, Any]]] = [[] for _ in launches]
-    for turn in range(ROUNDS + WARMUP):
-        order = list(range(len(launches)))
-        for which in order if turn % 2 == 0 else order[::-1]:
-            evict.zero_()
-            torch.cuda._sleep(100_000)
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            launches[which]()
-            end.record()
-            times[which].append((begin, end))
-    torch.cuda.synchronize()
-    return [statistics.median(a.elapsed_time(b) for a, b in pairs[WARMUP:]) for pairs in times]
-
-
-def measured(before: Any, after: Any, work: dict[str, Any], dtype: Any, name: str, clock: Any) -> dict[str, Any]:
+def measured(before: Any, after: Any, work: dict[str, Any], dtype: Any, name: str, nvml: Nvml) -> dict[str, Any]:
     """One result, without what relates it to others."""
     import torch
 
@@ -126,11 +107,11 @@ def measured(before: Any, after: Any, work: dict[str, Any], dtype: Any, name: st
         lse = torch.empty(shape[:3], device="cuda")
         launches.append(lambda m=module, o=out, e=lse: m.launch(q, k, v, o, e, work["head_dim_qk"] ** -0.5, *window))
         outs.append(out)
-    with clock:
-        old, new = median_times(launches)
+    with nvml.watch() as seen:
+        old, new = map(statistics.median, in_turns(launches, ROUNDS, evicting(), back=True))
     wrong, theirs, step = errors(q, k, v, outs[1], work)
     return {"shape": "x".join(map(str, q.shape)), "input": name, "before_ms": old, "after_ms": new, "speedup": old / new,
-            "error": wrong, "error_pytorch": theirs, "step": step, "sm_clock_mhz": clock.median(), "rounds": ROUNDS}  # fmt: skip
+            "error": wrong, "error_pytorch": theirs, "step": step, "sm_clock_mhz": seen.result().sm_mhz, "rounds": ROUNDS}  # fmt: skip
 
 
 def warm(path: Path) -> None:
@@ -148,8 +129,6 @@ def warm(path: Path) -> None:
 def main(before: Path, after: Path, out: str, words: list[str]) -> int:
     """Measure; 1 when an error is above twice PyTorch's and above a step."""
     import torch
-    import triton
-    from h200_kernels import Clock
 
     names = sorted(p.name for p in after.glob("hopper_ws_*.py") if (before / p.name).is_file())
     names = [n for n in names if not words or any(word in n for word in words)]
@@ -157,34 +136,28 @@ def main(before: Path, after: Path, out: str, words: list[str]) -> int:
         command = [sys.executable, "-W", "ignore", __file__, "--warm"]
         paths = [folder / name for name in names for folder in (before, after)]
         list(pool.map(lambda path: subprocess.run([*command, str(path)], check=True, timeout=200), paths))
-    clock = Clock()
-    fixed = {"gpu": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "driver": clock.driver,
-             "torch": torch.__version__, "triton": triton.__version__}  # fmt: skip
+    nvml = Nvml()
     bad = 0
     slower: list[tuple[float, str]] = []
     even: list[tuple[float, str]] = []
-    with open(out, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        writer.writeheader()
+    with csv_table(out, FIELDS) as add:
         for name in names:
             old, new = load(before / name, "before"), load(after / name, "after")
             work = header_of(after / name)["workload"]
             for dtype in (torch.bfloat16, torch.float16):
                 base = math.nan
                 for kind in INPUTS:
-                    row = measured(old, new, work, dtype, kind, clock)
+                    row = measured(old, new, work, dtype, kind, nvml)
                     base = row["after_ms"] if kind == "even" else base
                     label = f"{name.removesuffix('.py')} {str(dtype).removeprefix('torch.')} {kind}"
                     row |= {"kernel": name.removesuffix(".py"), "dtype": str(dtype).removeprefix("torch."),
-                            "slower": row["after_ms"] / base, **fixed}  # fmt: skip
+                            "slower": row["after_ms"] / base}  # fmt: skip
                     wrong = row["error"] > max(2 * row["error_pytorch"], row["step"])
                     bad += wrong
                     (even if kind == "even" else slower).append(
                         (row["speedup"] if kind == "even" else row["slower"], label)
                     )
-                    numbers = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()}
-                    writer.writerow(numbers)
-                    file.flush()
+                    add({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()})
                     print(f"{label:58}{row['before_ms']:8.3f} -> {row['after_ms']:7.3f} ms x{row['speedup']:.3f}  of even {row['slower']:.3f}"
                           f"  error {row['error']:.2e} ({row['error_pytorch']:.2e}){' ABOVE' * wrong}", flush=True)  # fmt: skip
     mean = math.exp(statistics.fmean(math.log(x) for x, _ in even))

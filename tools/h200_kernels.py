@@ -12,56 +12,25 @@ compilations come one by one between the timings.
 
 from __future__ import annotations
 
-import csv
-import datetime
 import math
 import multiprocessing
 import os
 import statistics
 import sys
-import threading
 import time
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-import triton
+from measuring import csv_table, evicting, in_turns
 from sweep_decode import fa3_forward
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tilecast.validation.lab.measure.telemetry import Nvml
 
 DIMS, LENGTHS, TOKENS, HIDDEN = (64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384), 16384, 2048
 ROUNDS, WARMUP = 15, 2
 FIELDS = ("gpu", "date", "driver", "torch", "triton", "kernel", "version", "dtype", "batch", "heads", "seqlen",
           "head_dim", "causal", "ms", "ms_low", "ms_high", "tflops", "sm_clock_mhz", "rounds")  # fmt: skip
-
-
-class Clock:
-    """SM clock while something runs, in MHz, sampled every 5 ms."""
-
-    def __init__(self) -> None:
-        import pynvml
-
-        pynvml.nvmlInit()
-        self._nvml, self._device = pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
-        self.driver = pynvml.nvmlSystemGetDriverVersion()
-        self._samples: list[int] = []
-        self._stop = threading.Event()
-
-    def __enter__(self) -> Clock:
-        self._samples, self._stop = [], threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-        return self
-
-    def _run(self) -> None:
-        while not self._stop.wait(0.005):
-            self._samples.append(self._nvml.nvmlDeviceGetClockInfo(self._device, self._nvml.NVML_CLOCK_SM))
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def median(self) -> float:
-        return statistics.median(self._samples) if self._samples else math.nan
 
 
 def tensors(dim: int, length: int) -> tuple[torch.Tensor, ...]:
@@ -152,23 +121,9 @@ def kernels(dim: int, length: int, causal: bool, absent: set[str]):  # type: ign
 
 
 def measure(functions, rounds: int):  # type: ignore[no-untyped-def]
-    evict = torch.empty(64 * 2**20, dtype=torch.int32, device="cuda")
-    times: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in functions}
-    for run, _ in functions.values():
-        for _ in range(WARMUP):
-            run()
-    torch.cuda.synchronize()
-    for _ in range(rounds):
-        for name, (run, _) in functions.items():
-            evict.zero_()
-            torch.cuda._sleep(400_000)
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            run()
-            end.record()
-            times[name].append((begin, end))
-    torch.cuda.synchronize()
-    return {name: sorted(a.elapsed_time(b) for a, b in pairs) for name, pairs in times.items()}
+    """Milliseconds of each, ascending."""
+    found = in_turns([run for run, _ in functions.values()], rounds, evicting(), warmup=WARMUP, filler=400_000)
+    return {name: sorted(ms) for name, ms in zip(functions, found, strict=True)}
 
 
 def shapes(quick: bool) -> list[tuple[int, int, bool]]:
@@ -210,34 +165,33 @@ def main() -> None:
     with multiprocessing.get_context("spawn").Pool(12) as pool:
         failed = [message for message in pool.map(_warm, todo, chunksize=1) if message]
     print(f"compiled in {time.time() - begin:.0f} s", *failed, sep="\n", flush=True)
-    clock, absent, rows, ratios = Clock(), set(), [], {"hopper_ws": [], "triton": []}
-    for dim, length, causal in todo:
-        functions, inputs = kernels(dim, length, causal, absent)
-        apart = check(functions, inputs, causal)
-        with clock:
-            times = measure(functions, ROUNDS)
-        batch, heads = TOKENS // length, HIDDEN // dim
-        flop = 4 * batch * heads * length * length * dim * (0.5 if causal else 1.0)
-        speed = {}
-        for name, found in times.items():
-            median = statistics.median(found)
-            speed[name] = flop / median / 1e9
-            low, high = found[len(found) // 6], found[-1 - len(found) // 6]
-            rows.append((torch.cuda.get_device_name(), datetime.date.today().isoformat(), clock.driver, torch.__version__,
-                         triton.__version__, name, functions[name][1], "bf16", batch, heads, length, dim, int(causal),
-                         f"{median:.4f}", f"{low:.4f}", f"{high:.4f}", f"{speed[name]:.1f}", f"{clock.median():.0f}",
-                         ROUNDS))  # fmt: skip
-        peers = {n: s for n, s in speed.items() if not n.startswith(("hopper_ws", "triton"))}
-        mine = next((s for n, s in speed.items() if n.startswith("hopper_ws")), math.nan)
-        port = next((s for n, s in speed.items() if n.startswith("triton")), math.nan)
-        ratios["hopper_ws"].append(mine / max(peers.values()))
-        ratios["triton"].append(port / speed.get("FlexAttention", math.nan))
-        print(f"d{dim} {length} {'causal' if causal else 'full'}: " + "  ".join(f"{n} {s:.0f}" for n, s in speed.items())
-              + f"  | x best peer {ratios['hopper_ws'][-1]:.3f}  apart {apart}  {clock.median():.0f} MHz", flush=True)  # fmt: skip
-        with open(target, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(FIELDS)
-            writer.writerows(rows)
+    nvml, absent, ratios = Nvml(), set(), {"hopper_ws": [], "triton": []}
+    with csv_table(target, FIELDS) as add:
+        for dim, length, causal in todo:
+            functions, inputs = kernels(dim, length, causal, absent)
+            apart = check(functions, inputs, causal)
+            with nvml.watch() as seen:
+                times = measure(functions, ROUNDS)
+            mhz = f"{seen.result().sm_mhz:.0f}"
+            batch, heads = TOKENS // length, HIDDEN // dim
+            flop = 4 * batch * heads * length * length * dim * (0.5 if causal else 1.0)
+            speed = {}
+            for name, found in times.items():
+                median = statistics.median(found)
+                speed[name] = flop / median / 1e9
+                low, high = found[len(found) // 6], found[-1 - len(found) // 6]
+                add({
+                    "kernel": name, "version": functions[name][1], "dtype": "bf16", "batch": batch, "heads": heads, "seqlen": length, "head_dim": dim,
+                    "causal": int(causal), "ms": f"{median:.4f}", "ms_low": f"{low:.4f}", "ms_high": f"{high:.4f}", "tflops": f"{speed[name]:.1f}",
+                    "sm_clock_mhz": mhz, "rounds": ROUNDS,
+                })  # fmt: skip
+            peers = {n: s for n, s in speed.items() if not n.startswith(("hopper_ws", "triton"))}
+            mine = next((s for n, s in speed.items() if n.startswith("hopper_ws")), math.nan)
+            port = next((s for n, s in speed.items() if n.startswith("triton")), math.nan)
+            ratios["hopper_ws"].append(mine / max(peers.values()))
+            ratios["triton"].append(port / speed.get("FlexAttention", math.nan))
+            print(f"d{dim} {length} {'causal' if causal else 'full'}: " + "  ".join(f"{n} {s:.0f}" for n, s in speed.items())
+                  + f"  | x best peer {ratios['hopper_ws'][-1]:.3f}  apart {apart}  {mhz} MHz", flush=True)  # fmt: skip
     for family, against in (("hopper_ws", "best peer"), ("triton", "FlexAttention")):
         values = ratios[family]
         mean = math.exp(statistics.fmean(math.log(v) for v in values))

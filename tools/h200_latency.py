@@ -7,13 +7,13 @@ Time of the first call of a shipped kernel in a fresh process with an empty comp
 
 from __future__ import annotations
 
-import csv
-import datetime
 import json
 import os
 import subprocess
 import sys
 import tempfile
+
+from measuring import csv_table
 
 COLD = """
 import json, sys, time, torch, triton, tilecast
@@ -38,20 +38,17 @@ def cold(dims: tuple[int, int], mask: str) -> float:
 
 
 def main() -> None:
-    import torch
-    import triton
-
-    rows = []
-    here = (torch.cuda.get_device_name(), datetime.date.today().isoformat(), torch.__version__, triton.__version__)
-    for dims in ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256)):
-        for mask in ("none", "causal", "window"):
-            seconds = cold(dims, mask)
-            rows.append((*here, "cold", f"{dims[0]}/{dims[1]} {mask}", f"{seconds:.2f}", "s"))
-            print(*rows[-1][4:], flush=True)
-    with open(sys.argv[1], "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(("gpu", "date", "torch", "triton", "what", "case", "value", "unit"))
-        writer.writerows(rows)
+    with csv_table(sys.argv[1], ("gpu", "date", "torch", "triton", "what", "case", "value", "unit")) as add:
+        for dims in ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256)):
+            for mask in ("none", "causal", "window"):
+                row = {
+                    "what": "cold",
+                    "case": f"{dims[0]}/{dims[1]} {mask}",
+                    "value": f"{cold(dims, mask):.2f}",
+                    "unit": "s",
+                }
+                add(row)
+                print(*row.values(), flush=True)
 
 
 if __name__ == "__main__":

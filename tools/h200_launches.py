@@ -12,7 +12,6 @@ drawn; medians.
 from __future__ import annotations
 
 import argparse
-import csv
 import importlib
 import statistics
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from typing import Any
 
 from h200_chunks import SHAPES as CHUNKS
 from h200_others import drawn
-from sweep_decode import EVICT_BYTES, graph_of, measured_on, nvidia_smi, times_us
+from measuring import csv_table, evicting, graph_of, nvidia_smi, times_us
 
 from tilecast.kernels import registry
 from tilecast.kernels.launching import launcher
@@ -120,15 +119,13 @@ def main() -> None:
     given = parser.parse_args()
     import torch
 
-    same, sms = measured_on(), torch.cuda.get_device_properties(0).multi_processor_count
-    evict = torch.empty(EVICT_BYTES // 4, dtype=torch.int32, device="cuda")
-    with given.out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        writer.writeheader()
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    evict = evicting()
+    with csv_table(given.out, FIELDS) as add:
         for kind, shape in shapes(given.seed):
             rows = measure(shape, given.rounds, evict, sms)
-            writer.writerows({**same, "kind": kind, **row} for row in rows)
-            file.flush()
+            for row in rows:
+                add({"kind": kind, **row})
             print(
                 f"{kind}, {shape.label()}: "
                 + "  ".join(f"{r['launch']} {r['programs']} x {r['turns']} {r['us']}" for r in rows),

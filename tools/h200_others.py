@@ -12,7 +12,6 @@ where it is installed.  FOLDER has kernels of another version, which run beside 
 from __future__ import annotations
 
 import argparse
-import csv
 import importlib.util
 import random
 import statistics
@@ -21,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from h200_before_after import load
-from sweep_decode import EVICT_BYTES, fa3_forward, graph_of, measured_on, nvidia_smi, times_us
+from measuring import csv_table, evicting, graph_of, nvidia_smi, times_us
+from sweep_decode import fa3_forward
 
 from tilecast.kernels import registry
 from tilecast.model.kernel.workload import Workload
@@ -149,18 +149,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
     given = parser.parse_args()
-    import torch
-
-    same, ratios = measured_on(), []
+    ratios = []
     fa3 = fa3_forward(given.fa3) if given.fa3 else None
-    evict = torch.empty(EVICT_BYTES // 4, dtype=torch.int32, device="cuda")
-    with given.out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        writer.writeheader()
+    evict = evicting()
+    with csv_table(given.out, FIELDS) as add:
         for kind, shape in drawn(given.seed):
             rows = measure(shape, fa3, given.before, given.rounds, evict)
-            writer.writerows({**same, "seed": given.seed, "kind": kind, **row} for row in rows)
-            file.flush()
+            for row in rows:
+                add({"seed": given.seed, "kind": kind, **row})
             speed = {row["kernel"]: row["tflops"] for row in rows}
             mine, other = speed.pop("tilecast"), speed.pop(BEFORE, None)
             ratios.append(mine / max(speed.values()))

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import argparse
 import csv
-import datetime
 import random
 import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
+
+from measuring import measured_on
 
 DIMS = ("64", "96", "128", "192/128", "256")
 KINDS = ("normal", "scaled", "sink", "rising", "hot rows", "dominant")
@@ -199,13 +200,11 @@ def gradient_ratios(
 def work(dim: str, dtype: str, given: argparse.Namespace) -> None:
     """All problems of a head dimension and dtype; rows to stdout as CSV without a header."""
     import torch
-    import triton
 
     sizes = [int(x) for x in dim.split("/")]
     dims, kind = (sizes[0], sizes[-1]), {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
-    writer = csv.DictWriter(sys.stdout, FIELDS, lineterminator="\n")
-    same = {"gpu": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "torch": torch.__version__,
-            "triton": triton.__version__, "head_dim": dim, "dtype": dtype}  # fmt: skip
+    writer = csv.DictWriter(sys.stdout, FIELDS, extrasaction="ignore", lineterminator="\n")
+    same = {**measured_on(), "head_dim": dim, "dtype": dtype}
     for name, count in (("fwd", given.problems), ("bwd", given.gradients)):
         found: dict[str, list[tuple[float, dict[str, Any]]]] = defaultdict(list)
         peer: dict[str, list[float]] = defaultdict(list)

@@ -8,8 +8,6 @@ shows these figures.
 
 from __future__ import annotations
 
-import csv
-import datetime
 import itertools
 import multiprocessing
 import statistics
@@ -18,11 +16,12 @@ from collections.abc import Callable
 from importlib.metadata import version
 
 import torch
-import triton
-from h200_kernels import ROUNDS, Clock, measure
+from h200_kernels import ROUNDS, measure
+from measuring import csv_table
 
 from tilecast.codegen.shipping.ship import Shipped, read_list
 from tilecast.kernels import registry
+from tilecast.validation.lab.measure.telemetry import Nvml
 
 FIELDS = ("gpu", "date", "driver", "torch", "triton", "kernel", "version", "dtype", "batch", "heads", "seqlen",
           "head_dim", "head_dim_v", "mask", "ms", "ms_low", "ms_high", "tflops", "sm_clock_mhz", "rounds")  # fmt: skip
@@ -60,24 +59,24 @@ def main() -> None:
     kernels = runnable()
     with multiprocessing.get_context("spawn").Pool(12) as pool:
         pool.map(_warm, range(len(kernels)), chunksize=1)
-    clock, rows = Clock(), []
+    nvml = Nvml()
     by_shape = sorted(kernels, key=lambda kernel: kernel.workload.label())
-    for _, same in itertools.groupby(by_shape, key=lambda kernel: kernel.workload.label()):
-        group = {kernel.module: kernel for kernel in same}
-        with clock:
-            times = measure({name: (calls(kernel), "") for name, kernel in group.items()}, ROUNDS)
-        for name, found in times.items():
-            work, median = group[name].workload, statistics.median(found)
-            low, high = found[len(found) // 6], found[-1 - len(found) // 6]
-            rows.append((torch.cuda.get_device_name(), datetime.date.today().isoformat(), clock.driver, torch.__version__,
-                         triton.__version__, name, f"tilecast {version('tilecast')}", work.dtype, work.batch, work.heads_q,
-                         work.seqlen_q, work.head_dim_qk, work.head_dim_v, work.mask, f"{median:.4f}", f"{low:.4f}",
-                         f"{high:.4f}", f"{work.flops / median / 1e9:.1f}", f"{clock.median():.0f}", ROUNDS))  # fmt: skip
-            print(*rows[-1][5:], flush=True)
-    with open(sys.argv[1], "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(FIELDS)
-        writer.writerows(rows)
+    with csv_table(sys.argv[1], FIELDS) as add:
+        for _, same in itertools.groupby(by_shape, key=lambda kernel: kernel.workload.label()):
+            group = {kernel.module: kernel for kernel in same}
+            with nvml.watch() as seen:
+                times = measure({name: (calls(kernel), "") for name, kernel in group.items()}, ROUNDS)
+            for name, found in times.items():
+                work, median = group[name].workload, statistics.median(found)
+                low, high = found[len(found) // 6], found[-1 - len(found) // 6]
+                row = {
+                    "kernel": name, "version": f"tilecast {version('tilecast')}", "dtype": work.dtype, "batch": work.batch, "heads": work.heads_q,
+                    "seqlen": work.seqlen_q, "head_dim": work.head_dim_qk, "head_dim_v": work.head_dim_v, "mask": work.mask, "ms": f"{median:.4f}",
+                    "ms_low": f"{low:.4f}", "ms_high": f"{high:.4f}", "tflops": f"{work.flops / median / 1e9:.1f}",
+                    "sm_clock_mhz": f"{seen.result().sm_mhz:.0f}", "rounds": ROUNDS,
+                }  # fmt: skip
+                add(row)
+                print(*row.values(), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
-import datetime
 import hashlib
 import importlib.util
 import os
-import subprocess
 import sysconfig
 import time
 from collections.abc import Iterator
@@ -27,6 +24,7 @@ from typing import Any
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
+from measuring import csv_table, nvidia_smi
 from torch import nn
 from torch.nn import attention
 from torch.nn import functional as F  # noqa: N812
@@ -95,12 +93,6 @@ def attention_by(name: str) -> Iterator[None]:
             attention.restore_flash_attention_impl()
 
 
-def clock() -> str:
-    """SM clock in MHz and the driver, while work is under way."""
-    asked = ["nvidia-smi", "--query-gpu=clocks.sm,driver_version", "--format=csv,noheader,nounits"]
-    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split("\n")[0]
-
-
 def train(name: str, data: Any, steps: int) -> Iterator[dict[str, Any]]:
     """A row for every twentieth step and the last."""
     torch.manual_seed(0)
@@ -119,7 +111,7 @@ def train(name: str, data: Any, steps: int) -> Iterator[dict[str, Any]]:
             loss.backward()
             optimizer.step()
             if step % EVERY == 0 or step == steps:
-                mhz = clock().split(",")[0]  # asked for while the last steps run
+                mhz = nvidia_smi("clocks.sm")  # asked for while the last steps run
                 shown = loss.item()
                 now = time.perf_counter()
                 done = EVERY if step % EVERY == 0 else step % EVERY
@@ -145,17 +137,10 @@ def main() -> None:
     if importlib.util.find_spec("flash_attn") and importlib.util.find_spec("cutlass"):
         runs.append("flash-attn-4")
     data = text()
-    import triton
-
-    facts = {"gpu": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "driver": clock().split(", ")[1],
-             "torch": torch.__version__, "triton": triton.__version__}  # fmt: skip
-    with Path(asked.out).open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        writer.writeheader()
+    with csv_table(asked.out, FIELDS) as add:
         for name in runs:
             for row in train(name, data, asked.steps):
-                writer.writerow({**facts, **row})
-                file.flush()
+                add(row)
 
 
 if __name__ == "__main__":

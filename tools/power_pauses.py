@@ -10,14 +10,11 @@ cudnn-frontend's benchmark does; their pause is what that takes.  OUT has a row 
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
-import subprocess
 import time
 from pathlib import Path
 
 import torch
-import triton
+from measuring import csv_table
 
 import tilecast
 
@@ -66,17 +63,12 @@ def main() -> None:
     arguments.add_argument("out", type=Path)
     arguments.add_argument("--launches", type=int, default=10)
     given = arguments.parse_args()
-    driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=True)  # fmt: skip
-    head = (torch.cuda.get_device_name(), datetime.date.today().isoformat(), driver.stdout.strip().splitlines()[0], torch.__version__, triton.__version__)  # fmt: skip
     series(1, "profiler", 0.0, 2)  # compiles, and starts the profiler's own library
-    with given.out.open("w", newline="") as file:
-        out = csv.writer(file)
-        out.writerow(FIELDS)
+    with csv_table(given.out, FIELDS) as add:
         for batch in BATCHES:
             for harness, pause in (*(("events", p) for p in PAUSES_MS), ("profiler", 0.0)):
                 for i, (at, ms) in enumerate(series(batch, harness, pause, given.launches)):
-                    out.writerow((*head, batch, harness, f"{pause:g}", i, f"{at:.4f}", f"{ms:.4f}"))
-                file.flush()
+                    add({"batch": batch, "harness": harness, "pause_ms": f"{pause:g}", "launch": i, "began_s": f"{at:.4f}", "ms": f"{ms:.4f}"})  # fmt: skip
 
 
 if __name__ == "__main__":

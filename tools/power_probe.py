@@ -10,19 +10,14 @@ from __future__ import annotations
 
 import csv
 import statistics
-import subprocess
 import sys
-import threading
 import time
 
 import torch
 import triton
 import triton.language as tl
 
-try:
-    import pynvml
-except ImportError:  # the driver's command line tool gives the same numbers, slower
-    pynvml = None
+from tilecast.validation.lab.measure.telemetry import Nvml
 
 
 @triton.jit
@@ -67,45 +62,6 @@ def arithmetic_kernel(out, rounds: tl.constexpr, kind: tl.constexpr, block: tl.c
     tl.store(out + i, a + b + c + d)
 
 
-class Sampler:
-    """NVML readings every 20 ms on a thread: (clock MHz, power W, throttle mask)."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[float, float, int]] = []
-        self.stop = threading.Event()
-        self.thread = threading.Thread(target=self._run)
-        if pynvml:
-            pynvml.nvmlInit()
-            self.handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-
-    def _once(self) -> tuple[float, float, int]:
-        if pynvml:
-            return (
-                pynvml.nvmlDeviceGetClockInfo(self.handle, pynvml.NVML_CLOCK_SM),
-                pynvml.nvmlDeviceGetPowerUsage(self.handle) / 1000.0,
-                pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(self.handle),
-            )
-        text = subprocess.run(
-            ["nvidia-smi", "--query-gpu=clocks.sm,power.draw,clocks_event_reasons.active", "--format=csv,noheader,nounits"],
-            capture_output=True, text=True, check=True,
-        ).stdout  # fmt: skip
-        clock, power, mask = text.split(",")
-        return float(clock), float(power), int(mask.strip(), 16)
-
-    def _run(self) -> None:
-        while not self.stop.is_set():
-            self.rows.append(self._once())
-            time.sleep(0.02)
-
-    def __enter__(self) -> Sampler:
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop.set()
-        self.thread.join()
-
-
 def settled(load, work_per_call: float, seconds: float) -> dict[str, float]:
     """Run ``load`` back to back; report the second half of the run."""
     side = torch.cuda.Stream(priority=-1)
@@ -123,7 +79,7 @@ def settled(load, work_per_call: float, seconds: float) -> dict[str, float]:
     short = work_per_call / one
     batch = max(1, int(0.05 / one))
     effective, rates = [], []
-    with Sampler() as sampler:
+    with Nvml().watch(0.02) as seen:
         began = time.time()
         while time.time() - began < seconds:
             start.record()
@@ -136,15 +92,14 @@ def settled(load, work_per_call: float, seconds: float) -> dict[str, float]:
             rates.append(work_per_call * batch / (start.elapsed_time(end) / 1e3))
             cycles, nanoseconds = ticks[:2].tolist()
             effective.append(cycles / nanoseconds * 1e3)
-    half = len(sampler.rows) // 2
-    tail = sampler.rows[half:]
+    tail = seen.samples[len(seen.samples) // 2 :]
     return {
         "short_rate": short,
         "settled_rate": statistics.median(rates[len(rates) // 2 :]),
         "nvml_clock_mhz": statistics.mean(r[0] for r in tail),
         "effective_clock_mhz": statistics.median(effective[len(effective) // 2 :]),
         "power_w": statistics.mean(r[1] for r in tail),
-        "throttle_mask": max(r[2] for r in tail),
+        "throttle_mask": max(r[3] for r in tail),
     }
 
 

@@ -10,17 +10,13 @@ repetitions.  `power.settling_s` of the machine files comes from this table (doc
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
 import itertools
-import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-import triton
+from measuring import csv_table
 
 import tilecast
 
@@ -74,17 +70,7 @@ def main() -> None:
     parser.add_argument("out")
     parser.add_argument("--seconds", type=float, default=6.0)
     asked = parser.parse_args()
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split("\n")[0]
-    facts = {"gpu": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "driver": driver,
-             "torch": torch.__version__, "triton": triton.__version__}  # fmt: skip
-    with Path(asked.out).open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        writer.writeheader()
+    with csv_table(asked.out, FIELDS) as add:
         for name, load in loads().items():
             for _ in range(3):
                 load()
@@ -94,9 +80,8 @@ def main() -> None:
                 rows = binned(run(load, asked.seconds), asked.seconds)
                 settled = rows[-1][3]
                 for low, high, launches, ms in rows:
-                    writer.writerow({**facts, "load": name, "repetition": repetition, "from_s": f"{low:.4f}", "to_s": f"{high:.4f}",
+                    add({"load": name, "repetition": repetition, "from_s": f"{low:.4f}", "to_s": f"{high:.4f}",
                                      "launches": launches, "ms_per_launch": f"{ms:.4f}", "relative_rate": f"{settled / ms:.4f}"})  # fmt: skip
-                file.flush()
                 print(name, repetition, f"first {rows[0][3]:.3f} ms, settled {settled:.3f} ms", flush=True)
 
 

@@ -14,18 +14,14 @@ takes what it wrote.  After --seconds no further shape is begun, and the rows so
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
 import importlib.util
 import itertools
 import math
 import multiprocessing
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -34,7 +30,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from measuring import Add, csv_table, evicting, in_turns
+
 from tilecast.base.module_file import module_of
+from tilecast.validation.lab.measure.telemetry import Nvml
 
 DEFAULT = "64:none:4096,64:causal:4096,64:causal:16384,128:none:4096,128:causal:4096,128:causal:16384,256:none:4096,256:causal:4096,192/128:causal:4096,96:causal:4096"
 TOKENS, HIDDEN, ROUNDS, WARMUP = 16384, 2048, 7, 3
@@ -195,49 +194,6 @@ def _errors(module: ModuleType, shape: Shape) -> tuple[float, float]:
 # --- timing -------------------------------------------------------------------------------------------------------------
 
 
-class Clock:
-    """SM clock in MHz over time, sampled by nvidia-smi beside the measurements."""
-
-    def __init__(self) -> None:
-        query = ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits", "-lms", "20", "--id=0"]
-        self._samples: list[tuple[float, float]] = []
-        self._process = subprocess.Popen(query, stdout=subprocess.PIPE, text=True)
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.strip().isdigit():
-                self._samples.append((time.monotonic(), float(line)))
-
-    def between(self, begin: float, end: float) -> float:
-        found = [mhz for at, mhz in self._samples if begin <= at <= end]
-        return statistics.median(found) if found else math.nan
-
-    def close(self) -> None:
-        self._process.terminate()
-
-
-def in_turns(runs: list[Callable[[], object]], evict: Any) -> list[list[float]]:
-    """Milliseconds of each, ascending: a round times all of them, and L2 is evicted before each."""
-    import torch
-
-    for run in runs:
-        for _ in range(WARMUP):
-            run()
-    events: list[list[tuple[Any, Any]]] = [[] for _ in runs]
-    for _ in range(ROUNDS):
-        for run, found in zip(runs, events, strict=True):
-            evict.zero_()
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            run()
-            end.record()
-            found.append((begin, end))
-    torch.cuda.synchronize()
-    return [sorted(begin.elapsed_time(end) for begin, end in found) for found in events]
-
-
 def problem(shape: Shape, group: int = 1) -> tuple[Any, ...]:
     """q, k, v, out, lse, dout, dq, dk, dv on the GPU: out and lse of the shipped forward kernel.  ``group`` query heads share keys."""
     import torch
@@ -315,58 +271,45 @@ def peers(shape: Shape, tensors: tuple[Any, ...]) -> Iterator[tuple[str, Callabl
         yield "flash-attn-4 (sm_90)", partial(torch.autograd.grad, made, turned, seed, retain_graph=True)
 
 
-class Table:
-    """The CSV: one row a measurement, written as soon as it is known."""
-
-    def __init__(self, path: str) -> None:
-        import torch
-        import triton
-
-        self._file = open(path, "w", newline="", encoding="utf-8")  # noqa: SIM115 (open until the sweep ends)
-        self._rows = csv.writer(self._file, lineterminator="\n")
-        self._rows.writerow(FIELDS)
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
-        driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
-        today = datetime.datetime.now(datetime.UTC).date().isoformat()
-        self._head = (torch.cuda.get_device_name(), today, driver, torch.__version__, triton.__version__)
-
-    def add(self, shape: Shape, *, kernel: str, knobs: str = "", times: list[float] | None = None, flop: float = 0.0,
-            registers: int = 0, spilled: int = 0, clock: float = math.nan, note: str = "") -> None:  # fmt: skip
-        """One row; without times it says in ``note`` why there are none."""
-        ms = ["", "", "", ""]
-        if times:
-            median = statistics.median(times)
-            ms = [f"{t:.4f}" for t in (median, times[0], times[-1])] + [f"{flop / median / 1e9:.1f}" if flop else ""]
-        row = (*self._head, shape.head_dim, shape.head_dim_v, shape.mask, shape.batch, shape.heads, shape.seqlen, kernel, knobs,
-               *ms, registers, spilled, f"{clock:.0f}", ROUNDS, note)  # fmt: skip
-        self._rows.writerow(row)
-        self._file.flush()
-        print(*row[5:], flush=True)
+def row_of(shape: Shape, *, kernel: str, knobs: str = "", times: list[float] | None = None, flop: float = 0.0,
+           registers: int = 0, spilled: int = 0, clock: float = math.nan, note: str = "") -> dict[str, Any]:  # fmt: skip
+    """A row of the table; without times it says in ``note`` why there are none."""
+    row: dict[str, Any] = {
+        "head_dim": shape.head_dim, "head_dim_v": shape.head_dim_v, "mask": shape.mask, "batch": shape.batch, "heads": shape.heads,
+        "seqlen": shape.seqlen, "kernel": kernel, "knobs": knobs, "registers": registers, "spilled": spilled,
+        "sm_clock_mhz": f"{clock:.0f}", "rounds": ROUNDS, "note": note,
+    }  # fmt: skip
+    if times:
+        median = statistics.median(times)
+        row |= {"ms": f"{median:.4f}", "ms_low": f"{min(times):.4f}", "ms_high": f"{max(times):.4f}"}
+        row["tflops"] = f"{flop / median / 1e9:.1f}" if flop else ""
+    print(*row.values(), flush=True)
+    return row
 
 
-def sweep(shape: Shape, files: list[Path], wrong: dict[Path, str], table: Table, clock: Clock, evict: Any) -> None:
+def sweep(shape: Shape, files: list[Path], wrong: dict[Path, str], add: Add, nvml: Nvml, evict: Any) -> None:
     """All rows of one shape."""
 
     def timed(run: Callable[[], object]) -> dict[str, Any]:
-        begin = time.monotonic()
-        (times,) = in_turns([run], evict)
-        return {"times": times, "clock": clock.between(begin, time.monotonic())}
+        with nvml.watch() as seen:
+            (times,) = in_turns([run], ROUNDS, evict, warmup=WARMUP, filler=0)
+        return {"times": times, "clock": seen.result().sm_mhz or math.nan}
 
     tensors = problem(shape)
-    for name, run in _whole(shape, tensors, table):
-        table.add(shape, kernel=name, flop=shape.flop, note="whole", **timed(run))
+    for name, run in _whole(shape, tensors, add):
+        add(row_of(shape, kernel=name, flop=shape.flop, note="whole", **timed(run)))
     done = set()
     for path in files:
         if wrong[path]:
-            table.add(shape, kernel=path.stem, knobs=module_of(path).TILECAST["variant"], note=wrong[path])
+            add(row_of(shape, kernel=path.stem, knobs=module_of(path).TILECAST["variant"], note=wrong[path]))
             continue
         for name, knobs, run, registers, spilled in ours(path, shape, tensors):
             if (name, knobs) not in done and (name != "row_terms" or not done):
-                table.add(shape, kernel=name, knobs=knobs, registers=registers, spilled=spilled, **timed(run))
+                add(row_of(shape, kernel=name, knobs=knobs, registers=registers, spilled=spilled, **timed(run)))
             done.add((name, knobs))
 
 
-def _whole(shape: Shape, tensors: tuple[Any, ...], table: Table) -> Iterator[tuple[str, Callable[[], object]]]:
+def _whole(shape: Shape, tensors: tuple[Any, ...], add: Add) -> Iterator[tuple[str, Callable[[], object]]]:
     """`peers`, up to the first that does not run here, which gets a row that says so."""
     found = peers(shape, tensors)
     while True:
@@ -375,7 +318,7 @@ def _whole(shape: Shape, tensors: tuple[Any, ...], table: Table) -> Iterator[tup
         except StopIteration:
             return
         except RuntimeError as error:
-            table.add(shape, kernel="sdpa", note=str(error).splitlines()[0][:120])
+            add(row_of(shape, kernel="sdpa", note=str(error).splitlines()[0][:120]))
             return
 
 
@@ -404,15 +347,14 @@ def main() -> None:
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         wrong = dict(zip(tasks, pool.map(check, tasks.values(), chunksize=1), strict=True))
     print(f"{len(tasks)} candidates checked after {time.monotonic() - begin:.0f} s, {sum(map(bool, wrong.values()))} left out", file=sys.stderr)  # fmt: skip
-    clock, table = Clock(), Table(options.out)
-    evict = torch.empty(64 * 2**20, dtype=torch.int32, device="cuda")
-    for shape in shapes:
-        if time.monotonic() - begin > options.seconds:
-            print(f"out of time before {shape}", file=sys.stderr)
-            break
-        sweep(shape, files[shape], wrong, table, clock, evict)
-        torch.cuda.empty_cache()
-    clock.close()
+    nvml, evict = Nvml(), evicting()
+    with csv_table(options.out, FIELDS) as add:
+        for shape in shapes:
+            if time.monotonic() - begin > options.seconds:
+                print(f"out of time before {shape}", file=sys.stderr)
+                break
+            sweep(shape, files[shape], wrong, add, nvml, evict)
+            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

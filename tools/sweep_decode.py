@@ -14,86 +14,23 @@ those of 64 and of a most that the batch has; `keys` is the mean, `longest` the 
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
 import math
 import random
 import statistics
-import subprocess
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from measuring import csv_table, evicting, graph_of, host_us, nvidia_smi, times_us
 
 HEADS = ((32, 8), (64, 8), (32, 32), (8, 1))
 #: (batch, keys, page)
 BATCHES = ((1, 8192, 16), (1, 32768, 64), (1, 131072, 128), (8, 2048, 16), (8, 8192, 64), (32, 512, 128), (32, 8192, 16),
            (128, 1024, 64), (128, 4096, 128), (256, 1024, 16))  # fmt: skip
 DIM = 128
-#: What evicts L2: more than it holds.
-EVICT_BYTES = 256 << 20
-#: How L2 can be filled.
-EVICTIONS = ("writing", "reading", "writing, then reading")
 FIELDS = ("gpu", "date", "driver", "torch", "triton", "seed", "batch", "keys", "longest", "heads_q", "heads_kv", "page", "cache", "mbytes", "tilecast_us",
           "tilecast_low_us", "tilecast_high_us", "tilecast_tbs", "fa3_us", "fa3_low_us", "fa3_high_us", "speedup",
           "read_tilecast_us", "read_fa3_us", "host_us", "largest_difference", "sm_clock_mhz")  # fmt: skip
-
-
-def graph_of(call: Callable[[], Any]) -> Any:
-    """The call, captured after two runs."""
-    import torch
-
-    for _ in range(2):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph
-
-
-def fill_l2(evict: Any, by: str) -> None:
-    """Evict what L2 holds: ``evict``, more than it holds, is written ("writing"), read ("reading"), or written and a quarter of it read."""
-    if by != "reading":
-        evict.zero_()
-    if by != "writing":
-        (evict if by == "reading" else evict[: len(evict) // 4]).amax()
-
-
-def times_us(graphs: dict[str, Any], rounds: int, evict: Any, by: str = EVICTIONS[0]) -> dict[str, list[float]]:
-    """Microseconds of each graph, in turns whose order is drawn anew each round: one that always follows another runs at the clock
-    that the other left, 3 % apart where power limits it.  L2 is filled before each (`fill_l2`)."""
-    import torch
-
-    draw, names = random.Random(0), list(graphs)
-
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    found: dict[str, list[float]] = {name: [] for name in graphs}
-    for _ in range(rounds):
-        for name in draw.sample(names, len(names)):
-            fill_l2(evict, by)
-            torch.cuda._sleep(100_000)  # the host must be ahead, or its own time is measured
-            begin.record()
-            graphs[name].replay()
-            end.record()
-            end.synchronize()
-            found[name].append(begin.elapsed_time(end) * 1e3)
-    return found
-
-
-def host_us(call: Callable[[], Any], count: int = 50) -> float:
-    """Microseconds of the host a call takes outside a graph, least of five runs of ``count``."""
-    import torch
-
-    best = float("inf")
-    for _ in range(5):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(count):
-            call()
-        best = min(best, (time.perf_counter() - start) / count * 1e6)
-    torch.cuda.synchronize()
-    return best
 
 
 def fa3_forward(path: str) -> Callable[..., Any]:
@@ -192,23 +129,6 @@ def measure(
     return {**row, "host_us": round(host_us(calls["tilecast"]), 1), "sm_clock_mhz": nvidia_smi("clocks.sm")}
 
 
-def measured_on() -> dict[str, str]:
-    """What all rows of a table have in common: the GPU, the day, and versions."""
-    import torch
-    import triton
-
-    return {
-        "gpu": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "driver": nvidia_smi("driver_version"),
-        "torch": torch.__version__, "triton": triton.__version__,
-    }  # fmt: skip
-
-
-def nvidia_smi(field: str) -> str:
-    """A field of nvidia-smi --query-gpu of the first GPU."""
-    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits", "--id=0"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
@@ -219,24 +139,19 @@ def main() -> None:
     given = parser.parse_args()
     import torch
 
-    same = measured_on()
     fa3 = load_fa3(given.fa3) if given.fa3 else None
     if given.drawn is None:
         points = [((keys,) * batch, page, heads) for heads in HEADS for batch, keys, page in BATCHES]
     else:
         points = drawn(given.drawn)
-        same["seed"] = str(given.drawn)
     most = max(sum(-(-n // page) * page for n in lengths) * heads[1] for lengths, page, heads in points) * DIM
     kind = torch.float8_e4m3fn if given.fp8 else torch.bfloat16
     pool = [torch.randn(most, device="cuda", dtype=torch.bfloat16).to(kind) for _ in range(2)]
-    evict = torch.empty(EVICT_BYTES // 4, dtype=torch.int32, device="cuda")
-    with given.out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        writer.writeheader()
+    evict = evicting()
+    with csv_table(given.out, FIELDS) as add:
         for lengths, page, heads in points:
             row = measure(pool, lengths, page, heads, fa3, given.rounds, evict)
-            writer.writerow({**same, **row})
-            file.flush()
+            add({"seed": given.drawn, **row})
             print(row, flush=True)
 
 

@@ -10,13 +10,12 @@ builds it (_flashmla_C.abi3.so); without it its columns stay empty.
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sweep_decode import EVICT_BYTES, graph_of, host_us, measured_on, nvidia_smi, times_us
+from measuring import csv_table, evicting, graph_of, host_us, nvidia_smi, times_us
 
 #: (batch, heads, keys)
 POINTS = ((1, 128, 65536), (1, 16, 65536), (1, 128, 16384), (1, 128, 8192), (1, 16, 8192), (16, 128, 4096), (64, 128, 4096),
@@ -50,12 +49,9 @@ def main() -> None:
 
     import tilecast
 
-    same = measured_on()
     flashmla = load_flashmla(given.flashmla) if given.flashmla else None
-    evict = torch.empty(EVICT_BYTES // 4, dtype=torch.int32, device="cuda")
-    with given.out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        writer.writeheader()
+    evict = evicting()
+    with csv_table(given.out, FIELDS) as add:
         for batch, heads, keys in POINTS:
             pages = batch * keys // PAGE
             cache = torch.randn(pages, PAGE, 1, WIDTH, device="cuda", dtype=torch.bfloat16)
@@ -70,7 +66,7 @@ def main() -> None:
             found = times_us({name: graph_of(call) for name, call in calls.items()}, given.rounds, evict)
             us = statistics.median(found["tilecast"])
             flops, size = 2 * batch * heads * keys * (WIDTH + VALUES), batch * keys * WIDTH * 2
-            row: dict[str, Any] = {**same, "batch": batch, "heads": heads, "keys": keys, "us": round(us, 2), "low_us": round(min(found["tilecast"]), 2),
+            row: dict[str, Any] = {"batch": batch, "heads": heads, "keys": keys, "us": round(us, 2), "low_us": round(min(found["tilecast"]), 2),
                    "high_us": round(max(found["tilecast"]), 2), "tflops": round(flops / us * 1e-6, 1), "tbs": round(size / us * 1e-6, 3),
                    "host_us": round(host_us(calls["tilecast"]), 1), "sm_clock_mhz": nvidia_smi("clocks.sm")}  # fmt: skip
             if flashmla is not None:
@@ -83,8 +79,7 @@ def main() -> None:
                 row |= {"flashmla_us": round(theirs, 2), "flashmla_low_us": round(min(found["flashmla"]), 2),
                         "flashmla_high_us": round(max(found["flashmla"]), 2), "speedup": round(theirs / us, 3),
                         "largest_difference": f"{float(difference):.2e}"}  # fmt: skip
-            writer.writerow(row)
-            file.flush()
+            add(row)
             print(row, flush=True)
 
 

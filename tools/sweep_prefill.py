@@ -12,7 +12,6 @@ FlashAttention-3 as vLLM builds it; flash-attn-4 is timed where it can be import
 from __future__ import annotations
 
 import argparse
-import csv
 import importlib
 import importlib.util
 import random
@@ -22,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sweep_decode import EVICT_BYTES, block_table, fa3_forward, graph_of, measured_on, nvidia_smi, times_us
+from measuring import csv_table, evicting, graph_of, nvidia_smi, times_us
+from sweep_decode import block_table, fa3_forward
 
 #: Chunks beside decodes: (queries of the chunk, its keys, decodes, their keys, page).
 MIXED = ((512, 2048, 8, 8192, 16), (512, 4096, 32, 4096, 64), (512, 8192, 64, 2048, 128), (512, 16384, 128, 2048, 16),
@@ -201,19 +201,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", choices=("mixed", "packed"), help="these batches alone")
     given = parser.parse_args()
-    import torch
-
-    same = measured_on()
     fa3 = fa3_forward(given.fa3) if given.fa3 else None
-    evict = torch.empty(EVICT_BYTES // 4, dtype=torch.int32, device="cuda")
-    with given.out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        writer.writeheader()
+    evict = evicting()
+    with csv_table(given.out, FIELDS) as add:
         for point in points():
             if given.only in (None, point.name):
                 row = measure(point, fa3, given.rounds, evict)
-                writer.writerow({**same, **row})
-                file.flush()
+                add(row)
                 print({name: value for name, value in row.items() if name != "lengths"}, flush=True)
 
 

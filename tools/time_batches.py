@@ -11,7 +11,6 @@ kernels generated with other splits.  `tilecast validate serving` holds the fore
 from __future__ import annotations
 
 import argparse
-import csv
 import importlib
 import random
 import statistics
@@ -21,7 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sweep_decode import BATCHES, DIM, EVICT_BYTES, HEADS, graph_of, measured_on, nvidia_smi, times_us
+from measuring import csv_table, evicting, graph_of, nvidia_smi, times_us
+from sweep_decode import BATCHES, DIM, HEADS
 
 from tilecast.base.module_file import module_of
 from tilecast.model.step.batch import Lengths, parse_requests, requests_text
@@ -161,17 +161,14 @@ def main() -> None:
     given = parser.parse_args()
     import torch
 
-    same = measured_on()
     wanted = [point for point in points() if given.points in (None, point[0])]
     longest = max(
         sum(-(-n // page) * page for _, n in parse_requests(text)) * heads[1] for _, text, heads, page, _, _ in wanted
     )
     pool = [torch.randn(longest * DIM, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
-    evict = torch.zeros(EVICT_BYTES // 4, dtype=torch.int32, device="cuda")
+    evict = evicting()
     made: dict[str, Any] = {}
-    with given.out.open("w", newline="", encoding="utf-8") as file, tempfile.TemporaryDirectory() as folder:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        writer.writeheader()
+    with csv_table(given.out, FIELDS) as add, tempfile.TemporaryDirectory() as folder:
         for name, text, heads, page, split, evicted in wanted:
             try:
                 x = inputs(pool, parse_requests(text), heads, page)
@@ -191,8 +188,7 @@ def main() -> None:
                 **kernels_of(name, split, made), "evicted_by": evicted, "us": round(statistics.median(found), 2),
                 "low_us": round(min(found), 2), "high_us": round(max(found), 2), "sm_clock_mhz": nvidia_smi("clocks.sm"),
             }  # fmt: skip
-            writer.writerow({**same, **row})
-            file.flush()
+            add(row)
             print(f"{name} {text[:50]} {heads} {page} {split} {evicted}: {row['us']} us", flush=True)
 
 

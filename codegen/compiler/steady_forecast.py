@@ -81,7 +81,7 @@ class SteadyForecast:
     @property
     def mhz(self) -> float:
         """The rated clock, at which throughput is given."""
-        return self.machine.get("chip.clock_rated_mhz", self.machine["chip.clock_max_mhz"])
+        return self.machine.rated_mhz
 
     @property
     def tflops(self) -> float:

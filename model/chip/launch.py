@@ -190,10 +190,9 @@ def edge_memory_rates(pipeline: Pipeline, machine: Machine) -> tuple[float, floa
     """Cycles to read Q and to write O of a tile at the rate of the chip's memory, which all tiles share; the same two at the
     rate of one SM's copy engine."""
     read, write = pipeline.edge_read_bytes, pipeline.edge_write_bytes
-    mhz = machine.get("chip.clock_rated_mhz", machine["chip.clock_max_mhz"])
     memory = machine["hbm.tbps_achieved"]
     # Of the CTAs on an SM one moves its bytes under the loops of the others.
-    shared = pipeline.cta_group * mhz / 1e6 / pipeline.ctas_per_sm
+    shared = pipeline.cta_group * machine.rated_mhz / 1e6 / pipeline.ctas_per_sm
     engine = machine["tma.bytes_per_clk"]
     return read / memory * shared, write / machine.get("l2.store_tbps", memory) * shared, read / engine, write / engine
 

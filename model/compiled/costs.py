@@ -109,7 +109,6 @@ def warp_costs(machine: Machine, mhz: float) -> WarpCosts:
     """The costs of ``machine`` at an SM clock of ``mhz``; MachineError names a fact it lacks."""
     m = machine
     pipe, slow, ports, gap, latency = _issue(m)
-    per_clk = 1e12 / (m["chip.sm_count"] * mhz * 1e6)  # TB/s of the chip -> bytes per clock of one SM
     return WarpCosts(
         pipe=pipe,
         pipe_under_mma=slow,
@@ -128,8 +127,8 @@ def warp_costs(machine: Machine, mhz: float) -> WarpCosts:
         tma_latency_hbm=m["tma.latency_hbm_cycles"],
         tma_issue=m["tma.issue_cycles"],
         tma_bytes_per_clk=m["tma.bytes_per_clk"],
-        memory_bytes_per_clk=m["hbm.tbps_achieved"] * per_clk,
-        store_bytes_per_clk=m.get("l2.store_tbps", m["hbm.tbps_achieved"]) * per_clk,
+        memory_bytes_per_clk=m.bytes_per_clk(m["hbm.tbps_achieved"], mhz),
+        store_bytes_per_clk=m.bytes_per_clk(m.get("l2.store_tbps", m["hbm.tbps_achieved"]), mhz),
         mma_hidden_fma=m.get("tensor.mma_hidden_fma_share", 1.0),
         spill_words=1 << 30,
         reload_latency=m["l2.latency_cycles"],

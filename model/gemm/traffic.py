@@ -123,7 +123,7 @@ def l2_rates(v: GemmVariant, machine: Machine, mhz: float, rows: int) -> L2Rates
     together = machine.get("l2.bytes_per_clk_per_sm_lockstep", machine["l2.bytes_per_clk_per_sm"]) * slower
     a, b = float(v.tile_m), v.tile_n / v.cta_group
     shared = together if min(v.group_m, rows) > 1 else alone
-    writes = machine.get("l2.store_tbps", 0.0) * 1e6 / mhz / machine["chip.sm_count"]
+    writes = machine.bytes_per_clk(machine.get("l2.store_tbps", 0.0), mhz)
     return L2Rates((a + b) / (a / alone + b / shared), alone, writes)
 
 

@@ -139,6 +139,15 @@ class Machine:
         )  # fmt: skip
 
     @property
+    def rated_mhz(self) -> float:
+        """The rated or usual SM clock, the top one where none is known."""
+        return self.get("chip.clock_rated_mhz", self["chip.clock_max_mhz"])
+
+    def bytes_per_clk(self, tbps: float, mhz: float) -> float:
+        """An SM's share of ``tbps`` TB/s that all SMs have together, in bytes a clock of ``mhz``."""
+        return tbps * 1e6 / mhz / self["chip.sm_count"]
+
+    @property
     def given_power_w(self) -> float | None:
         """The power limit that `at_power` set; None where it is the machine file's."""
         limit = self.facts.get("chip.tdp_w")

@@ -15,7 +15,6 @@ makes the factor of some row of 64 less than 1 (fp8's has a term of its own and 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from math import inf
 
@@ -32,6 +31,7 @@ from tilecast.model.pipeline.hopper.order import (
     program,
     pv_parts,
     quad_cycles,
+    same_order,
     takes_turns,
 )
 from tilecast.model.pipeline.hopper.registers import spill_demand
@@ -69,8 +69,8 @@ def build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipeline
     loosest = _build(workload, least, machine)
     if least is variant:
         return loosest
-    return replace(
-        loosest, edges=_waiting(loosest.edges, variant), buffers=_buffers(workload, variant),
+    return loosest.waiting(
+        _waiting(loosest.edges, variant), buffers=_buffers(workload, variant),
         prologue_cycles=_prologue_cycles(variant, machine), query_ahead=variant.q_stages > 1,
     )  # fmt: skip
 
@@ -82,12 +82,12 @@ def _build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipelin
     # A warpgroup does the same whatever others there are, but for taking turns with them.
     turns = takes_turns(variant)
     alone = with_knobs(variant, {"warpgroups": 2 if turns else 1, "ping_pong": turns})
-    first = _group_ops(workload, alone, machine)
     spills = spill_demand(workload, variant, machine)
-    if spills:
-        held = sum(cycles for _, cycles in spills)
-        first = [*first, Op("spill0", "spill", "consumer0", spills, held, tile=0)]
-    edges = [edge for g in groups for edge in _group_edges(workload, variant, machine, g)]
+    spill = Op("spill0", "spill", "consumer0", spills, sum(cycles for _, cycles in spills), tile=0)
+    ops = _load_ops(workload, variant, machine)
+    for g in groups:
+        ops += [*_group_ops(workload, alone, machine, g), *((of_tile(spill, g),) if spills else ())]
+    alike = same_order(workload, variant)
     rows = ROWS * variant.warpgroups
     size = workload.dtype_bytes
     o = rows * workload.head_dim_v
@@ -97,9 +97,9 @@ def _build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipelin
         + (" overlap" if variant.overlap else "")
         + (" ping-pong" if takes_turns(variant) else ""),
         machine=machine.name,
-        ops=(*_load_ops(workload, variant, machine), *(of_tile(op, g) for g in groups for op in first)),
-        edges=tuple(edges),
-        roles=_roles(program(workload, variant, machine, spills=bool(spills)), variant.warpgroups),
+        ops=tuple(ops),
+        edges=_edges(workload, alike, machine),
+        roles=_roles(_program(workload, alike, machine, bool(spills)), variant.warpgroups),
         buffers=_buffers(workload, variant),
         rows_per_cta=rows,
         keys_per_iteration=variant.tile_n,
@@ -110,6 +110,17 @@ def _build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipelin
         tiles_overlap=False, query_ahead=variant.q_stages > 1,
         mask_demand=tuple((_first_step(workload, variant, machine, g), masked) for g in groups),
     )  # fmt: skip
+
+
+@lru_cache(maxsize=2048)
+def _edges(workload: Workload, variant: Fa3Variant, machine: Machine) -> tuple[Edge, ...]:
+    """Dependences of all warpgroups' operations, whatever work these are."""
+    return tuple(edge for g in range(variant.warpgroups) for edge in _group_edges(workload, variant, machine, g))
+
+
+@lru_cache(maxsize=2048)
+def _program(workload: Workload, variant: Fa3Variant, machine: Machine, spills: bool) -> tuple[Step, ...]:
+    return program(workload, variant, machine, spills=spills)
 
 
 @lru_cache(maxsize=256)
@@ -206,9 +217,10 @@ def _one_ex2_a_row(m: Machine) -> common.Work:
 
 
 @lru_cache(maxsize=2048)
-def _group_ops(w: Workload, v: Fa3Variant, m: Machine) -> list[Op]:
-    """Operations of warpgroup 0."""
-    g = 0
+def _group_ops(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Op]:
+    """Operations of a warpgroup."""
+    if g:
+        return [of_tile(op, g) for op in _group_ops(w, v, m, 0)]
     role = f"consumer{g}"
     elements = float(ROWS * v.tile_n)
     pack = common.pack_work(m, w, elements)

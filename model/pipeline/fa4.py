@@ -8,7 +8,6 @@ tensor memory: that, and the row-statistics hand-shake through the correction wa
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
 from tilecast.model.kernel.alike import with_knobs
@@ -58,7 +57,7 @@ def build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipeline
     if least is variant:
         return loosest
     parts = _Parts(workload, variant, machine)
-    return replace(loosest, edges=parts.waiting(loosest.edges), buffers=parts.buffers())
+    return loosest.waiting(parts.waiting(loosest.edges), buffers=parts.ring(loosest.buffers))
 
 
 @lru_cache(maxsize=2048)
@@ -66,14 +65,14 @@ def _build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipelin
     """What variants share that differ only in how long they wait (`ALIKE.least_waiting`)."""
     parts = _Parts(workload, variant, machine)
     tiles = range(variant.softmax_tiles)
-    first = _tile_ops(workload, with_knobs(variant, _ONE_TILE), machine)
+    one_tile = with_knobs(variant, _ONE_TILE)
     edges = _edges(workload, with_knobs(variant, _SAME_EDGES), machine)
     by_q = variant.split == "q"
     return Pipeline(
         name=f"fa4 {'2-CTA' if variant.cta_group == 2 else '1-CTA'} "
         f"{variant.softmax_tiles}x{variant.tile_m}x{variant.tile_n} split-{variant.split}",
         machine=machine.name,
-        ops=(*(of_tile(op, s) for s in tiles for op in first), *parts.load_ops()),
+        ops=(*(op for s in tiles for op in _tile_ops(workload, one_tile, machine, s)), *parts.load_ops()),
         edges=edges,
         roles=_roles(variant.softmax_tiles, variant.split_p),
         buffers=parts.buffers(),
@@ -96,8 +95,10 @@ def _build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipelin
 
 
 @lru_cache(maxsize=2048)
-def _tile_ops(workload: Workload, variant: Fa4Variant, machine: Machine) -> list[Op]:
-    """Operations of query tile 0, whatever tiles there are beside it."""
+def _tile_ops(workload: Workload, variant: Fa4Variant, machine: Machine, tile: int) -> list[Op]:
+    """Operations of a query tile, whatever tiles there are beside it."""
+    if tile:
+        return [of_tile(op, tile) for op in _tile_ops(workload, variant, machine, 0)]
     return _Parts(workload, variant, machine).tile_ops()
 
 
@@ -338,6 +339,12 @@ class _Parts:
             Buffer(f"O {s}", "tmem", self.w.head_dim_v * column, 1, f"pv{s}a", f"correct{s}") for s in range(tiles_o)
         ]
         return tuple(out)
+
+    def ring(self, loosest: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
+        """`buffers` from those of the variant that waits least: the ring of K and V has fewer slots."""
+        _, _, slots = fa4_smem_bytes(self.v, self.w, self.m)
+        query, ring, *rest = loosest
+        return (query, ring._replace(depth=slots), *rest)
 
     def epilogue_cycles(self) -> float:
         """Read O, divide by the row sum, convert, write to shared memory, and hand it to the copy engine."""

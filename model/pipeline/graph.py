@@ -9,9 +9,10 @@ running alone at the unit's full rate, would occupy that unit of one SM.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from math import inf
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from tilecast.base.same import Same
@@ -182,25 +183,38 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         index, demand = _checked(Same(self.ops), Same(self.roles), self.name)
-        for src, dst, distance, *_ in self.edges:
+        object.__setattr__(self, "_index", index)
+        object.__setattr__(self, "_demand", demand)
+        self._check_edges()
+
+    def _check_edges(self) -> None:
+        index = self._index
+        for src, dst, distance, _, _, _ in self.edges:
             if src not in index or dst not in index:
                 raise PipelineError(
                     f"pipeline {self.name}: edge names unknown operation '{dst if src in index else src}'"
                 )
             if distance < 0:
                 raise PipelineError(f"pipeline {self.name}: edge {src}->{dst} has negative distance")
-        object.__setattr__(self, "_index", index)
-        object.__setattr__(self, "_demand", demand)
 
     def __hash__(self) -> int:
         # A pipeline is a key of many caches and holds hundreds of values: hash it once.
         if not self._hash:
-            object.__setattr__(
-                self,
-                "_hash",
-                hash((self.name, self.machine, self.ops, self.edges, self.roles, self.buffers, self.prologue_cycles)),
-            )
+            p = self
+            parts = (p.name, p.machine, p.ops, p.edges, p.roles, p.buffers, p.prologue_cycles, p.mask_demand)
+            object.__setattr__(self, "_hash", hash(parts))
         return self._hash
+
+    def waiting(self, edges: tuple[Edge, ...], **around: object) -> Pipeline:
+        """The same operations and roles with other ``edges`` between them, and what that changes ``around`` them."""
+        # Searches ask by the thousand: `dataclasses.replace` takes three times as long and checks the operations again.
+        made = object.__new__(Pipeline)
+        for name, value in zip(_FIELDS, _values_of(self), strict=True):
+            object.__setattr__(made, name, value)
+        for name, value in (("edges", edges), ("_hash", 0), *around.items()):
+            object.__setattr__(made, name, value)
+        made._check_edges()
+        return made
 
     def op(self, name: str) -> Op:
         """The operation called ``name``; KeyError when there is none."""
@@ -217,6 +231,10 @@ class Pipeline:
             for pipe, count in op.instructions:
                 total[pipe] = total.get(pipe, 0.0) + count
         return total
+
+
+_FIELDS = tuple(f.name for f in fields(Pipeline))
+_values_of = attrgetter(*_FIELDS)
 
 
 @lru_cache(maxsize=2048)

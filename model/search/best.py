@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from itertools import chain
 
 from tilecast.base.garbage import no_collections
 from tilecast.model.chip.evaluate import PredictError, check_clock, evaluate_seconds, refuse_unknown
@@ -110,8 +109,7 @@ def best(workload: Workload, machine: Machine | str, family: str = "", clock: st
     variant = _refine_share(ranking.best[0].variant, times, work, machine, space, clock)
     # The time in full: what is compared is rounded.
     seconds = evaluate_seconds(work, machine, variant, clock)
-    entries = chain(ranking.best, ranking.behind, ranking.dropped)
-    plain = {entry.variant: entry.plain_seconds for entry in entries if entry.plain_seconds is not None}
+    plain = ranking.plain_seconds()
     near = _near(variant, times, plain, work, machine, clock)
     return Best(variant, seconds, space.scope, len(plain), len(space.variants) - len(plain), near)
 
@@ -148,12 +146,12 @@ def _near(
 ) -> tuple[Variant, ...]:  # fmt: skip
     """See `Best.near`; ``times`` are forecasts, ``plain`` is `Ranked.plain_seconds`."""
     others: dict[Variant, float] = {}
+    by_time = [sorted(known, key=known.__getitem__) for known in (times, plain)]
     for knob in (f.name for f in fields(chosen)):
-        fastest = {}
-        for known in (times, plain):
-            different = [v for v in known if getattr(v, knob) != getattr(chosen, knob)]
-            if different:
-                variant = min(different, key=lambda v: known[v])
+        fastest, own = {}, getattr(chosen, knob)
+        for known in by_time:
+            variant = next((v for v in known if getattr(v, knob) != own), None)
+            if variant is not None:
                 fastest[variant] = round(evaluate_seconds(workload, machine, variant, clock), DIGITS)
         if fastest:
             variant = min(fastest, key=lambda v: fastest[v])

@@ -38,6 +38,8 @@ from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.search.groups import Around, Costs, Groups, Level, Loops, groups_of
 from tilecast.model.search.loop_floor import least_cycles
 
+#: Tiles of a launch beyond which the last turn hardly shows.
+_MANY = 4096
 #: Floors and forecasts round differently.
 _ROUNDING = 1 - 1e-9
 
@@ -209,7 +211,7 @@ class Floors:
         blocks = tiling.blocks[None, :]
         loose, laps, cycles = costs.loose[:, None], costs.laps[:, None], costs.cycles[:, None]
         unit_cycles, inside = costs.unit_cycles[:, None], (costs.before + costs.after)[:, None]
-        loops = least_cycles(blocks, unit_cycles, cycles, laps, loose, inside)
+        loops = least_cycles(blocks, unit_cycles, costs.idle[:, None], cycles, laps, loose, inside)
         # The start of a tile's loop hides under the end of the one before: at most one iteration and the fill.
         inner = np.maximum(blocks - loose - 1, 0) // laps * cycles
         hidden = (stays & around.overlap)[:, None]
@@ -218,9 +220,8 @@ class Floors:
     def _simulated(
         self, tiling: _Tiling, orders: NDArray[np.int64], deals: list[Dealing], *, masks: bool = False
     ) -> NDArray[np.float64]:
-        """Cycles of all tiles, without ``masks`` if all blocks were plain ones; 0 where that says nothing of masked ones."""
-        if not masks and not tiling.compares:
-            return np.zeros(len(orders))
+        """Cycles of all tiles, without ``masks`` if all blocks were plain ones: on average where those as dealt say nothing of masked ones,
+        and where dealing them takes longer than simulating the loop."""
         loops = Loops.read(self.groups.loop.rows(orders))
         around = loops.around
         stays, once = self._once(tiling, around, deals)
@@ -234,6 +235,8 @@ class Floors:
         )
         columns = (around.start, around.finish, loops.turnaround, loops.busiest, late)
         per_tile = whole_tiles(cycles, tiling.blocks, stays[:, None], *(column[:, None] for column in columns))
+        if not masks and (not tiling.compares or tiling.count > _MANY):
+            return tiling.spread(per_tile) + once
         return self._makespans(tiling, per_tile, deals) + once
 
     def _once(self, tiling: _Tiling, around: Around, deals: list[Dealing]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:  # fmt: skip

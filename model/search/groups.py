@@ -57,6 +57,7 @@ class Costs:
     """Cycles of tiles at least, a number to each variant: the fields of `LoopFloor`, and what surrounds a tile's loop."""
 
     unit_cycles: Column
+    idle: Column
     cycles: Column
     laps: Column
     loose: Column
@@ -67,14 +68,14 @@ class Costs:
     @staticmethod
     def row(loop: LoopFloor, pipeline: Pipeline, machine: Machine) -> tuple[float, ...]:
         """Its numbers of one variant."""
-        numbers = loop.unit_cycles, loop.cycles, loop.laps, loop.loose, loop.before, loop.after
+        numbers = loop.unit_cycles, loop.idle, loop.cycles, loop.laps, loop.loose, loop.before, loop.after
         return *numbers, *Around.row(pipeline, machine)
 
     @classmethod
     def read(cls, rows: Column) -> Costs:
         """From rows of many variants, one below the other."""
-        unit_cycles, cycles, laps, loose, before, after = rows[:, :6].T
-        return cls(unit_cycles, cycles, laps, loose, before, after, _around(rows[:, 6:]))
+        unit_cycles, idle, cycles, laps, loose, before, after = rows[:, :7].T
+        return cls(unit_cycles, idle, cycles, laps, loose, before, after, _around(rows[:, 7:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +124,21 @@ class Level:
         self._first, self._row = first, row
         self._place = np.full(len(first), -1)
         self._table: NDArray[np.float64] = np.empty((0, 0))
+        self._known = 0
 
     def rows(self, orders: NDArray[np.int64]) -> Column:
         """The row of each of the variants at ``orders``."""
         groups = self.number[orders]
         asked = np.unique(groups[self._place[groups] < 0])
         if len(asked):
-            found = np.array([self._row(self._first[group]) for group in asked])
-            self._place[asked] = np.arange(len(asked)) + len(self._table)
-            self._table = np.concatenate((self._table, found)) if len(self._table) else found
+            found = np.array([self._row(self._first[group]) for group in asked.tolist()])
+            begin, self._known = self._known, self._known + len(asked)
+            if self._known > len(self._table):
+                room = np.empty((min(2 * self._known, len(self._first)), found.shape[1]))
+                room[:begin] = self._table[:begin] if begin else found[:0]
+                self._table = room
+            self._table[begin : self._known] = found
+            self._place[asked] = np.arange(begin, self._known)
         rows: Column = self._table[self._place[groups]]
         return rows
 

@@ -27,8 +27,9 @@ from tilecast.model.search.floor import Floors
 DIGITS = 9
 #: Times further apart than this differ when rounded so.
 _APART = 10.0**-DIGITS
-#: Groups whose floors lie within this factor come apart together, but at least so many by demand and at most so many to be forecast.
-_BAND, _LEAST, _MOST = 1.01, 32, 16
+#: Groups whose floors lie within this factor come apart together, but at least so many by demand and at most so many to be forecast at first,
+#: and so many to be simulated before anything was: where the memory sets the pace all floors are alike, and the first to be forecast rules the rest out.
+_BAND, _LEAST, _MOST, _FIRST = 1.01, 32, 16, 32
 
 
 class Ranked(NamedTuple):
@@ -51,8 +52,22 @@ class Ranking:
     best: tuple[Ranked, ...]
     #: Forecast, but slower than the last of ``best`` or one too many of its group; fastest first.
     behind: tuple[Ranked, ...]
-    #: Never forecast: their floor shows that they cannot enter ``best``.
-    dropped: tuple[Ranked, ...]
+    #: What was given, and groups never forecast: their floor, their positions, and `Ranked.plain_seconds`.
+    variants: tuple[Variant, ...]
+    left: tuple[tuple[float, list[int], float | None], ...]
+
+    @property
+    def dropped(self) -> tuple[Ranked, ...]:
+        """Never forecast: their floor shows that they cannot enter ``best``."""
+        return tuple(Ranked(self.variants[order], order, floor, plain, None) for floor, orders, plain in self.left for order in orders)  # fmt: skip
+
+    def plain_seconds(self) -> dict[Variant, float]:
+        """`Ranked.plain_seconds` of every variant whose loop was simulated."""
+        known = {entry.variant: entry.plain_seconds for entry in (*self.best, *self.behind) if entry.plain_seconds is not None}  # fmt: skip
+        known.update(
+            (self.variants[order], plain) for _, orders, plain in self.left if plain is not None for order in orders
+        )
+        return known
 
 
 def rank(
@@ -73,18 +88,18 @@ def rank(
         raise ValueError(f"rank: keep and per_group take at least 1, got {keep} and {per_group}")
     given = variants if isinstance(variants, tuple) else tuple(variants)
     board = _Board(keep, per_group if group else keep, grouped=group is not None)
-    names = [group(variant) if group else () for variant in variants]
+    names = list(map(group, given)) if group else [()] * len(given)
     forecast: list[Ranked] = []
-    dropped: list[Ranked] = []
+    left: list[tuple[float, list[int], float | None]] = []
     for floor, members, plain in _in_order_of_floors(given, Floors(given, workload, machine, clock), names, board):
         first = members[0]
-        variant, name = variants[first], names[first]
-        if not board.takes(floor, name):
-            dropped += [Ranked(variants[order], order, floor, plain, None) for order in members]
+        variant, name = given[first], names[first]
+        if not board.takes(floor, first, name):
+            left.append((floor, members, plain))
             continue
         seconds = round(evaluate_seconds(workload, machine, variant, clock), DIGITS)
         forecast.append(Ranked(variant, first, floor, plain, seconds))
-        board.add(name, seconds)
+        board.add(name, seconds, first)
     forecast.sort(key=lambda r: (r.seconds, r.order))
     best: list[Ranked] = []
     behind: list[Ranked] = []
@@ -94,7 +109,7 @@ def rank(
         fits = len(best) < keep and (group is None or seen[name] < per_group)
         (best if fits else behind).append(entry)
         seen[name] += fits
-    return Ranking(tuple(best), tuple(behind), tuple(dropped))
+    return Ranking(tuple(best), tuple(behind), given, tuple(left))
 
 
 class _Waiting(NamedTuple):
@@ -125,6 +140,7 @@ def _in_order_of_floors(
         (floors.masked, lambda members: [members]),
     )
     heaps: list[list[_Waiting]] = [[] for _ in stages]
+    most_masked = _MOST
     opened = [_Waiting(0.0, 0, -1, list(range(len(variants))))]
     while opened:
         stage = opened[0].stage + 1
@@ -144,7 +160,13 @@ def _in_order_of_floors(
                 continue
             # Groups that come up soon come apart together: floors are cheaper by the hundred.
             opened, left = [least], list[_Waiting]()
-            most = _MOST if stages[least.stage + 1][0] == floors.masked else len(variants)
+            better = stages[least.stage + 1][0]
+            most = len(variants)
+            if better == floors.masked:
+                # The longer the search, the more at a time: never twice as many as it takes.
+                most, most_masked = most_masked, 2 * most_masked
+            elif better == floors.simulated and not board.all:
+                most = _FIRST
             many = _LEAST if least.stage == 0 else 0
             while heap and (len(opened) < many or (heap[0].floor <= least.floor * _BAND and len(opened) < most)):
                 entry = heappop(heap)
@@ -154,31 +176,33 @@ def _in_order_of_floors(
 
 
 class _Board:
-    """The times kept so far: what a variant must not exceed to be kept."""
+    """The (time, order) kept so far: what a variant must not exceed to be kept."""
 
     def __init__(self, keep: int, per_group: int, *, grouped: bool) -> None:
         self.keep, self.per_group, self.grouped = keep, per_group, grouped
-        self.groups: dict[Hashable, list[float]] = {}
-        self.all: list[float] = []
+        self.groups: dict[Hashable, list[tuple[float, int]]] = {}
+        self.all: list[tuple[float, int]] = []
 
-    def takes(self, floor: float, name: Hashable) -> bool:
+    def takes(self, floor: float, order: int, name: Hashable) -> bool:
         """Whether a variant of group ``name`` with such a floor may be among those kept, of its group and of all."""
         own = self.groups.get(name, [])
-        limit = own[-1] if len(own) == self.per_group else inf
+        limit = own[-1] if len(own) == self.per_group else (inf, 0)
         if len(self.all) >= self.keep:
             limit = min(limit, self.all[self.keep - 1])
-        return floor <= limit + _APART
+        if abs(floor - limit[0]) > _APART:
+            return floor < limit[0]
+        return (round(floor, DIGITS), order) < limit
 
     def takes_any(self, floor: float, members: Sequence[int], names: Sequence[Hashable]) -> bool:
-        """Whether it takes one of ``members`` with such a floor."""
-        if self.takes(floor, names[members[0]]):
+        """Whether it takes one of ``members`` with such a floor, the earliest first."""
+        if self.takes(floor, members[0], names[members[0]]):
             return True
-        return self.grouped and any(self.takes(floor, names[order]) for order in members[1:])
+        return self.grouped and any(self.takes(floor, order, names[order]) for order in members[1:])
 
-    def add(self, name: Hashable, seconds: float) -> None:
+    def add(self, name: Hashable, seconds: float, order: int) -> None:
         """Take a time in, and the one that it drives out of its group off."""
         own = self.groups.setdefault(name, [])
-        insort(own, seconds)
-        insort(self.all, seconds)
+        insort(own, (seconds, order))
+        insort(self.all, (seconds, order))
         if len(own) > self.per_group:
             del self.all[bisect_left(self.all, own.pop())]

@@ -182,8 +182,8 @@ def rec_mii(pipeline: Pipeline, *, with_roles: bool = True) -> RecMii:
     )  # fmt: skip
 
 
-def around(pipeline: Pipeline, op: str) -> tuple[float, float]:
-    """Cycles before an operation can start in the first block, and from its start to the end of the last; other operations
+def around(pipeline: Pipeline) -> tuple[list[float], list[float]]:
+    """Of each operation: cycles before it can start in the first block, and from its start to the end of the last; other operations
     and hand-overs of the same block alone are waited for."""
     graph = _graph_of(pipeline)
     number = graph.number
@@ -195,8 +195,7 @@ def around(pipeline: Pipeline, op: str) -> tuple[float, float]:
     ]
     held = [held_cycles(op) for op in pipeline.ops]
     steps = [(number[first], number[second], held[number[first]]) for first, second in graph.steps]
-    before, after = longest_paths(alone, links + steps)
-    return before[number[op]], after[number[op]]
+    return longest_paths(alone, links + steps)
 
 
 def _walk(edges: Sequence[Edge]) -> str:

@@ -81,7 +81,7 @@ class Body:
         return found
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _body(ops: Same[tuple[Op, ...]], roles: Same[tuple[Role, ...]], masks: MaskDemand) -> Body:
     return Body(ops.value, roles.value, with_mask(ops.value, masks))
 
@@ -92,15 +92,20 @@ class Loop:
     def __init__(self, pipeline: Pipeline) -> None:
         self.name = pipeline.name
         self.body = _body(Same(pipeline.ops), Same(pipeline.roles), pipeline.mask_demand)
-        number = self.body.number
-        #: Source and destination by number, iterations between them and cycles of hand-over.
-        self.edges = [(number[src], number[dst], back, latency) for src, dst, back, latency, _, _ in pipeline.edges]
+        number = self.body.number.__getitem__
+        #: Of each edge: source and destination by number, iterations between them and cycles of hand-over.
+        self.src: tuple[int, ...]
+        self.dst: tuple[int, ...]
+        self.back: tuple[int, ...]
+        self.latency: tuple[float, ...]
+        src, dst, self.back, self.latency, _, _ = zip(*pipeline.edges, strict=True) if pipeline.edges else ((),) * 6
+        self.src, self.dst = tuple(map(number, src)), tuple(map(number, dst))
 
     @cached_property
     def sources(self) -> list[list[tuple[int, int, float]]]:
         """By operation: what it waits for, from how many iterations ago, with how many cycles of hand-over."""
         found: list[list[tuple[int, int, float]]] = [[] for _ in self.body.names]
-        for src, dst, back, latency in self.edges:
+        for src, dst, back, latency in zip(self.src, self.dst, self.back, self.latency, strict=True):
             found[dst].append((src, back, latency))
         return found
 
@@ -108,6 +113,6 @@ class Loop:
     def reach(self) -> list[float]:
         """By operation: for how many cycles after its end something may still wait for its hand-over."""
         found = [0.0] * self.body.count
-        for src, _, _, latency in self.edges:
+        for src, latency in zip(self.src, self.latency, strict=True):
             found[src] = max(found[src], latency)
         return found

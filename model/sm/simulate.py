@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from operator import attrgetter
 
 import numpy as np
 
@@ -126,6 +127,9 @@ def _average(ends: tuple[float, ...], start: int) -> float:
     return sum(half) / len(half)
 
 
+_alone = attrgetter("min_cycles")
+
+
 @dataclass(frozen=True, slots=True)
 class _Loop:
     """What a simulation reads of a pipeline: pipelines that differ only around their loop share one."""
@@ -138,8 +142,9 @@ class _Loop:
     pipeline: Pipeline = field(compare=False)
 
     def __hash__(self) -> int:
-        # Hashing hundreds of values takes as long as a simulation; comparing them stops at the first that differs.
-        return hash((self.name, self.edges))
+        # Hashing hundreds of values takes as long as a simulation, comparing a hundred loops that share a hash longer: those of a search
+        # differ in their edges, in how long operations take, and in what masks add.
+        return hash((self.edges, self.mask_demand, *map(_alone, self.ops)))
 
 
 def _loop_of(pipeline: Pipeline) -> _Loop:
@@ -160,14 +165,9 @@ def steady_state(pipeline: Pipeline, masked_iterations: int = 0) -> SmTrace:
     return trace if trace.pipeline is pipeline else replace(trace, pipeline=pipeline)
 
 
-@lru_cache(maxsize=8)
-def _prepared(loop: _Loop) -> Loop:
-    return Loop(loop.pipeline)
-
-
 @lru_cache(maxsize=1 << 15)
 def _steady_loop(loop: _Loop, masked_iterations: int) -> SmTrace:
-    run = run_loop(_prepared(loop), LONGEST_WINDOW + masked_iterations, masked_iterations, stop_early=True)
+    run = run_loop(Loop(loop.pipeline), LONGEST_WINDOW + masked_iterations, masked_iterations, stop_early=True)
     return _trace(loop.pipeline, run)
 
 
@@ -178,7 +178,7 @@ def _events(loop: _Loop, iterations: int, masked_iterations: int) -> tuple[Event
 
 @lru_cache(maxsize=64)
 def _ran(loop: _Loop, iterations: int, masked_iterations: int) -> Ran:
-    return run_loop(_prepared(loop), iterations, masked_iterations, stop_early=False)
+    return run_loop(Loop(loop.pipeline), iterations, masked_iterations, stop_early=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,7 +196,7 @@ class Around:
         m = self.machine
         port = m["tma.store_bytes_per_clk"]
         if m.has("l2.store_tbps"):
-            port = min(port, m["l2.store_tbps"] * 1e6 / (self.mhz or m["chip.clock_max_mhz"]) / m["chip.sm_count"])
+            port = min(port, m.bytes_per_clk(m["l2.store_tbps"], self.mhz or m["chip.clock_max_mhz"]))
         return rows * head_dim_v * _PARTIAL_BYTES / port
 
     def back(self, head_dim_v: int, rows: int, keys: float) -> float:

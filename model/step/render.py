@@ -9,8 +9,14 @@ from tilecast.model.step.dealing import title
 from tilecast.model.step.evaluate import LaunchRun
 
 _BAR = 24
-#: What every answer says of itself.
-CHECKED = "held against measured steps on an H200 only (tilecast validate serving)"
+#: By machine: which measured steps its forecasts were held against, and the command that does it again.
+HELD_AGAINST = {
+    "h200-sxm": ("steps measured on an H200", "tilecast validate serving"),
+    "h100-sxm": (
+        "steps measured on an H100 that decode from bf16 and latent caches",
+        "tilecast validate serving data/measured/h100_decode_runs.csv",
+    ),
+}
 FLOOR = "a floor: norms, rotary embedding, activations, sampling and the engine's own time are left out"
 
 
@@ -39,7 +45,7 @@ def as_dict(f: StepForecast) -> dict[str, object]:
         "decoder": None,
         "next_request": None,
         "largest": None,
-        "notes": [CHECKED, *([FLOOR] if f.decoder else [])],
+        "notes": [checked_note(f), *([FLOOR] if f.decoder else [])],
     }
     if f.decoder is not None:
         d = f.decoder
@@ -61,6 +67,14 @@ def as_dict(f: StepForecast) -> dict[str, object]:
             "ms": most.seconds * 1e3, "limit": most.limit,
         }  # fmt: skip
     return out
+
+
+def checked_note(f: StepForecast) -> str:
+    """What forecasts of steps on the machine were held against."""
+    if f.machine.name not in HELD_AGAINST:
+        return f"no step was measured on {f.machine.name} yet; forecasts were held against those of an H200 and an H100 (tilecast validate serving)"
+    words, command = HELD_AGAINST[f.machine.name]
+    return f"held against {words} ({command})"
 
 
 def _launch_dict(launch: LaunchRun) -> dict[str, object]:
@@ -98,7 +112,7 @@ def as_text(f: StepForecast) -> str:
             f"  {p.cause:<70}{p.seconds * 1e6:10.1f} us  {p.share:6.1%}  {'█' * max(0, round(p.share * _BAR))}".rstrip()
             for p in f.parts if p.share >= 0.0005
         ),
-        *_split_lines(f), *_next_lines(f), "", f"Note: {CHECKED}.",
+        *_split_lines(f), *_next_lines(f), "", f"Note: {checked_note(f)}.",
     ]  # fmt: skip
     return "\n".join(lines)
 

@@ -157,9 +157,8 @@ def _traffic(
     port = machine["l2.bytes_per_clk_per_sm"] * machine["chip.sm_count"]
     floor = (l2 - added) / port
     if added:
-        mhz = machine.get("chip.clock_rated_mhz", machine["chip.clock_max_mhz"])
         tbps = machine.get("l2.reduce_tbps", machine.get("l2.store_tbps", machine["hbm.tbps_achieved"]))
-        floor += added / tbps * mhz / 1e6
+        floor += added / tbps * machine.rated_mhz / 1e6
     return l2, hbm, floor
 
 

@@ -115,7 +115,7 @@ def breakeven(
     as_json: AsJson = False,
     direction: Pass = "fwd",
 ) -> None:
-    """At which value of a fact does something else bind, and beyond which is more no use?"""
+    """At which value of a fact does something else bind, and beyond which is more of it no use?"""
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import show, width
     from tilecast.model.whatif.break_even import break_evens

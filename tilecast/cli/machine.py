@@ -42,7 +42,7 @@ def machine_show(machine: Machine, as_json: AsJson = False) -> None:
 def machine_check(
     file: Annotated[str, typer.Argument(help="A machine file (.toml).")], as_json: AsJson = False
 ) -> None:
-    """Check a machine file; silent problems do not exist, the first one is named."""
+    """Check a machine file: the first thing that is wrong with it, or how many facts of each kind it has."""
     from tilecast.cli.tables import show
 
     if not file.endswith(".toml") and "/" not in file:

@@ -113,6 +113,5 @@ def add_rate(machine: Machine, together: bool = False) -> float:
     """Bytes a clock that an SM's copy engine has added in L2, alone or while all do; as fast as its stores where nothing else is known."""
     rate = machine.get("tma.reduce_bytes_per_clk", machine.get("tma.store_bytes_per_clk", machine["tma.bytes_per_clk"]))
     if together and machine.has("l2.reduce_tbps"):
-        mhz = machine.get("chip.clock_rated_mhz", machine["chip.clock_max_mhz"])
-        rate = min(rate, machine["l2.reduce_tbps"] * 1e6 / mhz / machine["chip.sm_count"])
+        rate = min(rate, machine.bytes_per_clk(machine["l2.reduce_tbps"], machine.rated_mhz))
     return rate

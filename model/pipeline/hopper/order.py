@@ -19,6 +19,7 @@ exponentials behind the wait for PV, as these rules say of them.
 
 from __future__ import annotations
 
+from tilecast.model.kernel.alike import with_knobs
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -33,6 +34,9 @@ _BEFORE_PV = {"always": 0.4, "conditional": 0.5, "anchored": 0.0}
 _BEFORE_MASKED_WAIT = {"always": 0.0, "conditional": 0.0, "anchored": 0.125}
 #: Operations that belong to the block before the one whose S a lap computes.
 _OF_BLOCK_BEFORE = ("pack", "pv", "pva", "pvb", "have_o")
+
+
+_ALL_IN_MUFU = {"emulated_share": 0.0, "poly_degree": 3}
 
 
 def takes_turns(v: Fa3Variant) -> bool:
@@ -80,6 +84,13 @@ def _early_share(w: Workload, v: Fa3Variant, m: Machine) -> float:
         left -= common.row_max_work(m, elements).busiest() + quad_cycles(m)
     exponentials = common.exp_work(m, w, elements, v.emulated_share, v.poly_degree, packed=False)
     return min(1.0, max(0.0, left / exponentials.busiest()))
+
+
+def same_order(w: Workload, v: Fa3Variant) -> Fa3Variant:
+    """A variant whose operations stand and wait in the same order, the same one for all shares of emulated exponentials where these do
+    not move the wait for PV (`_early_share`)."""
+    moves = v.overlap and w.mask == "none" and v.rescale != "conditional" and not adds_first(w, v)
+    return v if moves else with_knobs(v, _ALL_IN_MUFU)
 
 
 def program(w: Workload, v: Fa3Variant, m: Machine, *, spills: bool) -> tuple[Step, ...]:

@@ -50,7 +50,6 @@ def spill_demand(w: Workload, v: Fa3Variant, m: Machine) -> tuple[tuple[str, flo
     waiting = max(0.0, words - m.get("local.store_queue_depth", 0.0) / v.warpgroups)
     if not waiting:
         return ()
-    mhz = m.get("chip.clock_rated_mhz", m["chip.clock_max_mhz"])
-    bytes_per_clk = m.get("l2.store_tbps", m["hbm.tbps_achieved"]) * 1e6 / (m["chip.sm_count"] * mhz)
+    bytes_per_clk = m.bytes_per_clk(m.get("l2.store_tbps", m["hbm.tbps_achieved"]), m.rated_mhz)
     # Stored and read again through the port of shared memory and L1.
     return ("memory", waiting * _WORD / bytes_per_clk), ("smem", 2 * words * _WORD / m["smem.bytes_per_clk"])

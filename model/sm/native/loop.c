@@ -23,7 +23,7 @@ typedef struct {
     const int32_t *engine, *role_of, *use_of, *program_at, *program, *is_tensor, *share_at, *share_unit;
     const double *alone, *issue, *fma, *hidden, *most, *share;
     int edges;
-    const int32_t *edge; /* source, destination, distance */
+    const int32_t *source, *destination, *distance; /* of each edge */
     const double *latency;
 } Loop;
 
@@ -45,7 +45,7 @@ static void loop_read(Loop *l, const int32_t *n, const double *x, int edges, con
     l->hidden = x, x += l->uses;
     l->most = x, x += l->uses;
     l->share = x;
-    l->edges = edges, l->edge = edge, l->latency = latency;
+    l->edges = edges, l->source = edge, l->destination = edge + edges, l->distance = edge + 2 * edges, l->latency = latency;
 }
 
 /* --- the state of a run -------------------------------------------------------------------------------------------- */
@@ -99,7 +99,7 @@ static void look(Run *r, int role)
     int op = r->op[role], block = r->block[role];
     double when = r->free[role];
     for (int s = r->source_at[op]; s < r->source_at[op + 1]; s++) {
-        int edge = r->source[s], src = l->edge[3 * edge], at = block - l->edge[3 * edge + 2];
+        int edge = r->source[s], src = l->source[edge], at = block - l->distance[edge];
         if (at < 0) continue;
         if (at >= r->ends[src]) {
             r->waiting[src * l->roles + r->waits[src]++] = role;
@@ -448,14 +448,14 @@ int run_loop(const int32_t *n, const double *x, int edges, const int32_t *edge, 
         r.load = to, to += l->units;
         r.use_speed = to;
         for (int e = 0; e < edges; e++) {
-            int src = edge[3 * e];
+            int src = l->source[e];
             if (latency[e] > r.reach[src]) r.reach[src] = latency[e];
-            r.source_at[edge[3 * e + 1] + 1]++;
+            r.source_at[l->destination[e] + 1]++;
         }
         for (int op = 0; op < count; op++) r.source_at[op + 1] += r.source_at[op];
         for (int e = edges - 1; e >= 0; e--) {
             /* From the back: each destination's edges stay in order; `waits` counts those placed. */
-            int dst = edge[3 * e + 1];
+            int dst = l->destination[e];
             r.source[r.source_at[dst + 1] - 1 - r.waits[dst]++] = e;
         }
         memset(r.waits, 0, sizeof(int) * count);

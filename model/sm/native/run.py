@@ -10,7 +10,6 @@ from itertools import accumulate, chain
 
 import numpy as np
 
-from tilecast.base.same import Same
 from tilecast.model.sm import run as in_python
 from tilecast.model.sm.loop import Body, Loop
 from tilecast.model.sm.native.library import library, pointer
@@ -27,10 +26,9 @@ def run_loop(loop: Loop, blocks: int, masked: int, *, stop_early: bool) -> Ran:
     return in_python.run_loop(loop, blocks, masked, stop_early=stop_early) if found is None else found
 
 
-@lru_cache(maxsize=256)
-def _written(same: Same[Body]) -> tuple[array[int], array[float]]:
+@lru_cache(maxsize=1024)
+def _written(body: Body) -> tuple[array[int], array[float]]:
     """A body as loop.c reads it (`loop_read`)."""
-    body = same.value
     units = sorted({unit for use in body.uses for unit, _ in use.shares})
     number = {unit: at for at, unit in enumerate(units)}
     integers = [
@@ -53,13 +51,12 @@ def _begins(lengths: Iterable[int]) -> list[int]:
 
 def _run(native: ctypes.CDLL, loop: Loop, blocks: int, masked: int, stop_early: bool) -> Ran | None:
     """The run, or None where loop.c gave up."""
-    integers, doubles = _written(Same(loop.body))
-    links = array("i", [n for src, dst, back, _ in loop.edges for n in (src, dst, back)])
-    latencies = array("d", [latency for *_, latency in loop.edges])
+    integers, doubles = _written(loop.body)
+    links, latencies = array("i", loop.src + loop.dst + loop.back), array("d", loop.latency)
     table = np.empty((3, loop.body.count, blocks))
     found = array("d", (0.0, 0.0, 0.0))
     result = native.run_loop(
-        pointer(integers), pointer(doubles), len(loop.edges), pointer(links), pointer(latencies), blocks, masked,
+        pointer(integers), pointer(doubles), len(latencies), pointer(links), pointer(latencies), blocks, masked,
         stop_early, ctypes.c_void_p(table.ctypes.data), pointer(found),
     )  # fmt: skip
     if result != _DONE:

@@ -60,7 +60,8 @@ class Watch:
 
     def __init__(self, nvml: Nvml, every_s: float) -> None:
         self._nvml, self._every = nvml, every_s
-        self._samples: list[tuple[float, float, float, int]] = []
+        #: What `Nvml.sample` returned, in order.
+        self.samples: list[tuple[float, float, float, int]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -70,7 +71,7 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stop.wait(self._every):
-            self._samples.append(self._nvml.sample())
+            self.samples.append(self._nvml.sample())
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
@@ -78,7 +79,7 @@ class Watch:
 
     def result(self) -> Telemetry:
         """Medians of what was sampled; every throttle reason that was seen at least once in ten samples."""
-        return summarise_samples(self._samples)
+        return summarise_samples(self.samples)
 
 
 def summarise_samples(samples: list[tuple[float, float, float, int]]) -> Telemetry:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,9 +14,10 @@ from tilecast.model.kernel.variants.fa4 import Fa4Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, PipelineError, Role, Step
+from tilecast.model.search.best import search_space
 from tilecast.model.sm.bounds import bounds
 from tilecast.model.sm.fair_share import fair_speeds
-from tilecast.model.sm.simulate import critical_recurrence, simulate, steady_state
+from tilecast.model.sm.simulate import _loop_of, critical_recurrence, simulate, steady_state
 
 
 def op(name: str, role: str, unit: str, cycles: float, engine: str = "", alone: float | None = None) -> Op:
@@ -173,3 +176,14 @@ def test_critical_recurrence_adds_up_to_the_period() -> None:
     assert [s.op.rstrip("01ab") for s in steps] == ["qk", "max", "exp", "pv", "pv"]
     total = sum(s.alone_cycles + s.contention_cycles + s.wait_cycles for s in steps)
     assert total == pytest.approx(trace.ii_cycles, rel=0.01)
+
+
+def test_loops_of_a_search_are_told_apart_by_their_hashes() -> None:
+    """Those that share one are compared value by value, which for a hundred takes longer than their simulations."""
+    machine = load_machine("b300")
+    loops = set()
+    for mask in ("none", "causal"):
+        work = Workload(head_dim_qk=64, mask=mask)
+        loops |= {_loop_of(build_pipeline(work, v, machine)) for v in search_space(work, machine, "fa4").variants[::7]}
+    assert len(loops) > 400
+    assert max(Counter(map(hash, loops)).values()) <= 4

@@ -1,0 +1,149 @@
+"""What tools that measure share: a table that grows row by row, L2 filled before each launch, kernels in turns, graphs, the host's time."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import random
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+#: What evicts L2: more than it holds.
+EVICT_BYTES = 256 << 20
+#: How L2 can be filled.
+EVICTIONS = ("writing", "reading", "writing, then reading")
+#: Of the GPU's clocks, what a launch waits for behind the eviction: the host must be ahead, or its own time is measured.
+FILLER_CYCLES = 100_000
+Call = Callable[[], Any]
+#: Adds a row to a table.
+Add = Callable[[Mapping[str, Any]], None]
+
+
+def nvidia_smi(field: str) -> str:
+    """A field of nvidia-smi --query-gpu of the first GPU."""
+    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits", "--id=0"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def measured_on() -> dict[str, str]:
+    """What all rows of a table have in common: the GPU, the day, and versions."""
+    import torch
+    import triton
+
+    return {
+        "gpu": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "driver": nvidia_smi("driver_version"),
+        "torch": torch.__version__, "triton": triton.__version__,
+    }  # fmt: skip
+
+
+@contextmanager
+def csv_table(path: str | Path, fields: Sequence[str], *, more: bool = False) -> Iterator[Add]:  # fmt: skip
+    """A CSV with ``fields``, those of `measured_on` filled in, as a function that adds a row and leaves it on the disk;
+    with ``more`` to those of a table that is there."""
+    same = {name: value for name, value in measured_on().items() if name in fields}
+    with open(path, "a" if more else "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fields, lineterminator="\n")
+        if not more:
+            writer.writeheader()
+
+        def add(row: Mapping[str, Any]) -> None:
+            writer.writerow({**same, **row})
+            file.flush()
+
+        yield add
+
+
+def evicting() -> Any:
+    """Numbers that fill L2 (`fill_l2`)."""
+    import torch
+
+    return torch.zeros(EVICT_BYTES // 4, dtype=torch.int32, device="cuda")
+
+
+def fill_l2(evict: Any, by: str) -> None:
+    """Evict what L2 holds: ``evict``, more than it holds, is written ("writing"), read ("reading"), or written and a quarter of it read."""
+    if by != "reading":
+        evict.zero_()
+    if by != "writing":
+        (evict if by == "reading" else evict[: len(evict) // 4]).amax()
+
+
+def graph_of(call: Call, launches: int = 1) -> Any:
+    """A CUDA graph of so many calls, captured after two runs."""
+    import torch
+
+    for _ in range(2):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(launches):
+            call()
+    return graph
+
+
+def times_us(graphs: Mapping[str, Any], rounds: int, evict: Any, by: str = EVICTIONS[0]) -> dict[str, list[float]]:
+    """Microseconds of each graph, in turns whose order is drawn anew each round: one that always follows another runs at the clock
+    that the other left, 3 % apart where power limits it.  L2 is filled before each (`fill_l2`)."""
+    import torch
+
+    draw, names = random.Random(0), list(graphs)
+
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    found: dict[str, list[float]] = {name: [] for name in graphs}
+    for _ in range(rounds):
+        for name in draw.sample(names, len(names)):
+            fill_l2(evict, by)
+            torch.cuda._sleep(FILLER_CYCLES)
+            begin.record()
+            graphs[name].replay()
+            end.record()
+            end.synchronize()
+            found[name].append(begin.elapsed_time(end) * 1e3)
+    return found
+
+
+def in_turns(
+    runs: Sequence[Call], rounds: int, evict: Any, *, warmup: int = 2, filler: int = FILLER_CYCLES, back: bool = False
+) -> list[list[float]]:
+    """Milliseconds of each in the order of the rounds, all of them queued before the first is read: a round times all, every second one
+    in the opposite order where they go ``back``; L2 is written full and the queue held up by ``filler`` cycles before each."""
+    import torch
+
+    for run in runs:
+        for _ in range(warmup):
+            run()
+    torch.cuda.synchronize()
+    events: list[list[tuple[Any, Any]]] = [[] for _ in runs]
+    for turn in range(rounds):
+        there = list(range(len(runs)))
+        for which in there[::-1] if back and turn % 2 else there:
+            evict.zero_()
+            if filler:
+                torch.cuda._sleep(filler)
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            runs[which]()
+            end.record()
+            events[which].append((begin, end))
+    torch.cuda.synchronize()
+    return [[begin.elapsed_time(end) for begin, end in found] for found in events]
+
+
+def host_us(call: Call, count: int = 50) -> float:
+    """Microseconds of the host a call takes outside a graph, least of five runs of ``count``."""
+    import torch
+
+    best = float("inf")
+    for _ in range(5):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        best = min(best, (time.perf_counter() - start) / count * 1e6)
+    torch.cuda.synchronize()
+    return best
