@@ -174,6 +174,12 @@ def head_dims(
     return tuple(sorted(p for p in pairs if candidates(capability, dtype, *p, mask, known)))
 
 
+def widest_of_any(capability: tuple[int, int], dtype: str, entries: tuple[Entry, ...]) -> int:
+    """Columns of the widest kernel that also takes heads of fewer, a multiple of 8; 0: there is none."""
+    fitting = (e for e in entries if e.head_dim_min and dtype in e.dtypes and e.runs_on(capability))
+    return max((min(e.head_dim_qk, e.head_dim_v) for e in fitting), default=0)
+
+
 def select(
     capability: tuple[int, int],
     dtype: str,

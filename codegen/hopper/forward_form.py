@@ -9,9 +9,7 @@ from tilecast.codegen.gluon import OUTPUT_ARGUMENTS, GluonKernel, sizes_statemen
 from tilecast.codegen.host import SMS_STATEMENT, WINDOW_STATEMENTS, Descriptor, Host, box_statements
 from tilecast.model.chip.programs import most_keys, programs_and_turns, start_keys
 from tilecast.model.kernel.variants.fa3 import E4M3_PART
-
-#: Columns of V from which on registers are scarce: O takes half as many in each thread.
-WIDE = 192
+from tilecast.model.kernel.variants.hopper.prefill import WIDE
 
 
 @dataclass(frozen=True, slots=True)

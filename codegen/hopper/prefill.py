@@ -11,12 +11,21 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilecast.codegen.gluon import in_lines
-from tilecast.codegen.hopper.forward_form import WIDE, Piece
+from tilecast.codegen.hopper.forward_form import Piece
 from tilecast.codegen.hopper.forward_kernel import HopperKernel
 from tilecast.codegen.hopper.serving import EIGHTHS, FACTOR_STRIDES, FACTORS, POINTERS, STRIDES, own_copies
 from tilecast.codegen.masks import SEEN_OF_SEQUENCE
 from tilecast.model.kernel.header import dims_text
-from tilecast.model.kernel.variants.hopper.prefill import MOST_PARTS, SMS, HopperPrefillVariant, q_tiles
+from tilecast.model.kernel.variants.hopper.prefill import (
+    CHAIN,
+    MOST_NUMBERS,
+    MOST_PARTS,
+    MOST_PLACES,
+    SMS,
+    WIDE,
+    HopperPrefillVariant,
+    q_tiles,
+)
 from tilecast.model.kernel.variants.hopper.serving import PIECE, ROWS, takes_narrower
 from tilecast.model.kernel.workload import Workload
 
@@ -53,6 +62,10 @@ class HopperPrefillKernel(HopperKernel):
     #: What parts of a sequence's keys are to fill, and most parts of a sequence.
     sms: ClassVar[int] = SMS
     most_parts: ClassVar[int] = MOST_PARTS
+    #: Numbers that parts of a launch may leave; which tiles' parts are dealt out where others' are not, and how many.
+    most_numbers: ClassVar[int] = MOST_NUMBERS
+    chain: ClassVar[float] = CHAIN
+    most_places: ClassVar[int] = MOST_PLACES
     #: Programs of an SM, and how many times as many a launch has: each takes tiles until there are none.
     programs: ClassVar[int] = 1
     waves: ClassVar[int] = 1
@@ -108,7 +121,19 @@ class HopperPrefillKernel(HopperKernel):
         """What consumers know of their tensors."""
         strides = (name for name in STRIDES if not name.startswith("stride_q"))
         return " ".join(
-            ("out", "lse", "sinks", "k_scales", "v_scales", "partials", "arrived", *strides, *FACTOR_STRIDES, *FACTORS, *["eighths"] * self.narrower)
+            (
+                "out",
+                "lse",
+                "sinks",
+                "k_scales",
+                "v_scales",
+                "partials",
+                "arrived",
+                *strides,
+                *FACTOR_STRIDES,
+                *FACTORS,
+                *["eighths"] * self.narrower,
+            )
         )
 
     @staticmethod

@@ -52,9 +52,9 @@ JOINED = gl.constexpr(64)  # columns that are merged at a time
 UNIT = gl.constexpr(
     ROWS.value * (HEAD_DIM_V.value + 2)
 )  # numbers that a warpgroup leaves of a part: O, references and sums of rows
-MOST_NUMBERS = 1 << 25  # of a launch
-# Where some sequences' parts are dealt out: those of tiles of more than CHAIN times a program's fair share, while there are PLACES for what
-# they leave; CHAINED of a program, for what its tile has so far.
+MOST_NUMBERS = 33554432  # of a launch
+# Where a program takes in the parts of a tile one after the other, those of tiles of more than CHAIN times its share of all blocks are dealt
+# out, while there are PLACES for what they leave; CHAINED of a program, for what its tile has so far.
 CHAIN, CHAINED = gl.constexpr(1.25), gl.constexpr(0)
 PLACES = gl.constexpr(min(1024, MOST_NUMBERS // (WARPGROUPS.value * UNIT.value)))
 MOST_GROUP = 512  # query heads that share a key head

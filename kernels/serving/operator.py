@@ -263,7 +263,9 @@ def refusal(q: Any, k: Any, dim: int, dim_v: int) -> str | None:
     if not _candidates(q, k, dim, dim_v, _entries(k)):
         have = registry.head_dims(capability, DTYPE_NAMES[q.dtype], "window", _entries(k))
         names = ", ".join(f"{a}" if a == b else f"{a}/{b}" for a, b in have)
-        return f"head_dim: expected one that a serving kernel has ({names}), got {dim}/{dim_v}"
+        widest = registry.widest_of_any(capability, DTYPE_NAMES[q.dtype], _entries(k))
+        others = f", or a multiple of 8 up to {widest}" if widest else ""
+        return f"head_dim: expected one that a serving kernel has ({names}{others}), got {dim}/{dim_v}"
     return None
 
 

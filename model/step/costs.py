@@ -204,13 +204,16 @@ class Around:
         mine = rows * head_dim_v * _PARTIAL_BYTES
         return (mine + min(mine, keys)) / self.machine["l2.bytes_per_clk_per_sm"]
 
-    def join(self, head_dim_v: int, rows: int) -> float:
-        """Between parts of an item that a program takes in one after the other: what it has is left, or merged with what it left."""
+    def join(self, head_dim_v: int, rows: int, kept: bool = False) -> float:
+        """Between parts of an item that a program takes in one after the other: what it has is left, or merged with what it left, or
+        with what it ``kept`` in registers."""
         m, c = self.machine, self.counts
         if c.added:
             # Half of what it has leaves under the next part's first scores, and L2 adds it to what waits.
             return self.left(head_dim_v, _of_warps(rows)) / 2.0 + self.adding()
         merged = c.merge_step / m["issue.warp_inst_per_clk"] * 4 + c.merge_step_barriers * barrier_cycles(m)
+        if kept:
+            return merged
         # What is left is on its way while the next part's first blocks are multiplied.
         return self.whole_tile(head_dim_v) + merged + m["l2.latency_cycles"]
 

@@ -62,8 +62,11 @@ class Parting:
     sms: int
     most: int
     keys: int
-    #: Parts of tiles that a launch has room for.
+    #: Parts of tiles that a launch has room for, and where only those of far longer tiles than others are dealt out.
     room: int
+    some: int
+    #: Places of a program for what a tile has so far: none where that stays in registers.
+    chained: int
 
     def wanted(self, tiles: int) -> int:
         """Parts that a sequence of so many tiles wants: those that fill the SMs once, or twice where that leaves fewer of them idle."""
@@ -107,6 +110,8 @@ class Dealing:
     parting: Parting | None = None
     #: Whether programs take in the splits of a tile, or the parts of its keys, one after the other.
     chained: bool = False
+    #: Share of all blocks that tiles have more than whose parts are dealt out all the same; 0: none is.
+    longer: float = 0.0
     #: Programs of a part of the query heads that then share all splits in runs, which begin and end inside tiles; 0: each takes whole tiles.
     teams: int = 0
     #: Splits of a run of theirs up to which it may have some apart.
@@ -224,7 +229,7 @@ def _e4m3(v: HopperServingE4m3Variant, heads: Workload) -> Dealing:
     """The same in tiles of 16 rows, of sequences of up to 32."""
     return replace(
         _hopper(v, heads), most_rows=hopper_serving.MOST_ROWS_E4M3, tile_m=hopper_serving.ROWS_E4M3, split_rows=hopper_serving.ROWS,
-        tiles_first=True, counts=COPY_ENGINE_E4M3,
+        tiles_first=True, counts=COPY_ENGINE_E4M3, beside=False,
     )  # fmt: skip
 
 
@@ -233,7 +238,7 @@ def _runs(v: HopperRunsVariant, heads: Workload) -> Dealing:
     rows = hopper_serving.ROWS_E4M3
     return replace(
         _hopper(v, heads), most_rows=rows, tile_m=rows, programs=v.programs, merges_beside=False, counts=COPY_ENGINE_RUNS, fold=v.fold,
-        shrinks=v.shrinks,
+        shrinks=v.shrinks, follows=True,
     )  # fmt: skip
 
 
@@ -300,7 +305,15 @@ def _teams(dealt: Dealing, batch: Batch, teams: int) -> int:
 def _prefill(v: HopperPrefillVariant, heads: Workload) -> Dealing:
     rows = hopper_serving.ROWS
     room = hopper_prefill.MOST_NUMBERS // (rows * v.warpgroups * (heads.head_dim_v + 2))
-    parting = Parting(hopper_prefill.SMS, hopper_prefill.MOST_PARTS, v.part_keys, room)
+    wide = heads.head_dim_v > hopper_prefill.WIDE
+    parting = Parting(
+        hopper_prefill.SMS,
+        hopper_prefill.MOST_PARTS,
+        v.part_keys,
+        room,
+        min(hopper_prefill.MOST_PLACES, room),
+        2 * wide,
+    )
     return Dealing(
         rows + 1,
         FAR,
@@ -342,10 +355,14 @@ def _prefill_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
     if most < 2:
         return replace(dealt, parting=None)
     alike = 3 * -(-total // sms) * most <= 4 * -(-total * most // sms)
-    # A program that takes in one part after the other writes and merges between them; a merge of others' parts keeps it from its next item.
-    return replace(
-        dealt, chained=alike or total * most > parting.room, merges_beside=False, counts=PARTED, places=total * most
-    )
+    # A program that takes in one part after the other merges between them; a merge of others' parts keeps it from its next item.
+    found = replace(dealt, merges_beside=False, counts=PARTED, places=total * most)
+    if not (alike or total * most > parting.room):
+        return found
+    chained = replace(found, chained=True, places=parting.chained * sms)
+    if len(batch.lengths) == 1:
+        return chained
+    return replace(chained, longer=hopper_prefill.CHAIN / sms, places=chained.places + min(parting.some, total * most))
 
 
 def _hopper_loop(w: Workload, v: HopperServingVariant, m: Machine, _page: int, _programs: int | None) -> Pipeline:

@@ -6,6 +6,7 @@ there is a launch for each, one after the other or the last two beside each othe
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -58,13 +59,23 @@ class StepRun:
 
     @property
     def beside_seconds(self) -> float:
-        """Seconds of the second launch under the end of the first: kernels of the copy engine let it begin where programs have
+        """Seconds of launches under the end of those before: kernels of the copy engine let the next one begin where programs have
         left, and its launch is under way by then (programmatic dependent launch)."""
-        if len(self.launches) < 2 or not (self.launches[-2].dealt.beside and self.launches[-1].dealt.follows):
-            return 0.0
-        *_, first, second = self.launches
-        tail = min(first.played.tail / (first.clock.mhz * 1e6), second.seconds - second.launch_seconds)
-        return tail + second.launch_seconds
+        return sum(
+            min(before.played.tail / (before.clock.mhz * 1e6), one.seconds - one.launch_seconds) + one.launch_seconds
+            for before, one in self._joined
+        )
+
+    @property
+    def under_way_seconds(self) -> float:
+        """Seconds of them in which launches are made."""
+        return sum(one.launch_seconds for _, one in self._joined)
+
+    @property
+    def _joined(self) -> list[tuple[LaunchRun, LaunchRun]]:
+        """Launches that begin beside the one before, each with that one."""
+        pairs = itertools.pairwise(self.launches)
+        return [(before, one) for before, one in pairs if before.dealt.beside and one.dealt.follows]
 
     @property
     def hbm_bytes(self) -> float:
@@ -92,9 +103,7 @@ def evaluate_step(
         for v, d in dealt
     ]  # fmt: skip
     wanted = [(v, d) for v, d in dealt if d.least_rows <= most * group and least * group <= d.most_rows]
-    if len(wanted) > 2 and wanted[0][1].beside and wanted[-1][1].follows:
-        # The two that run beside each other come last.
-        wanted = [*wanted[1:-1], wanted[0], wanted[-1]]
+    wanted.sort(key=lambda one: one[1].follows)  # those that may begin beside the one before come last
     launches: list[LaunchRun] = []
     share = machine.get("l2.dirty_share", 0.0) if written else 0.0
     for v, d in wanted:
@@ -165,7 +174,7 @@ def _bound(batch: Batch, dealt: Dealing) -> int:
     if dealt.direct:
         return heads_kv * sequences * most_splits
     tiles = batch.queries * group // dealt.tile_m + sequences
-    parts = dealt.places if dealt.parting is not None and not dealt.chained else 0
+    parts = dealt.places if dealt.parting is not None and (dealt.longer or not dealt.chained) else 0
     return max(parts, heads_kv * max(tiles, sequences * most_splits * split_tiles))
 
 
@@ -232,6 +241,11 @@ def _pace(heads: Workload, variant: StepVariant, machine: Machine, page: int) ->
     )  # fmt: skip
 
 
+def _kept(dealt: Dealing) -> bool:
+    """Whether what a program has of a tile stays in registers from one part of its keys to the next."""
+    return dealt.parting is not None and not dealt.parting.chained
+
+
 def _costs(
     batch: Batch, heads: Workload, machine: Machine, variant: StepVariant, dealt: Dealing, items: Items | None, programs: int,
     hbm: float, l2: float, mhz: float,
@@ -282,7 +296,7 @@ def _costs(
         idle_program=turnaround + around.plan(False),
         merges_beside=dealt.merges_beside,
         join_ends=around.join_ends(heads.head_dim_v, rows, pace.ring_bytes),
-        join=around.join(heads.head_dim_v, rows) + (pace.alone if dealt.chained else 0.0),
+        join=around.join(heads.head_dim_v, rows, kept=_kept(dealt)) + (pace.alone if dealt.chained else 0.0),
         join_first=around.join_first(),
         join_later=around.join_later(heads.head_dim_v, rows),
         join_again=around.join_again(),

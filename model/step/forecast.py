@@ -257,10 +257,9 @@ def _parts(run: StepRun, machine: Machine) -> tuple[Part, ...]:
         spent[IDLE] += idle
         spent[MERGE] += max(0.0, (played.end - played.streamed_until) / hertz - idle)
         spent[LAUNCH] += launch.launch_seconds
-    # What two launches do at the same time counts once: the launch of the second, then the end of the first.
-    under_way = min(run.beside_seconds, run.launches[-1].launch_seconds)
-    spent[LAUNCH] -= under_way
-    rest = run.beside_seconds - under_way
+    # What launches do at the same time counts once: the launch of the later one, then the end of the one before.
+    spent[LAUNCH] -= run.under_way_seconds
+    rest = run.beside_seconds - run.under_way_seconds
     for cause in (MERGE, START, PACE, MEMORY):
         less = min(rest, spent[cause])
         spent[cause] -= less

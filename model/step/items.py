@@ -7,7 +7,7 @@ rows before early ones.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.step.batch import Batch
-from tilecast.model.step.dealing import Dealing, keys_seen, limits
+from tilecast.model.step.dealing import Dealing, Parting, keys_seen, limits
 
 _Ints = NDArray[np.int64]
 
@@ -83,9 +83,8 @@ def sequence_items(
     diagonal = seqlen_k - seqlen_q
     first, span = keys_seen(seqlen_q, seqlen_k, left, tile_n)
     if dealt.parting is not None:
-        blocks = max(-(-span // tile_n), 1)
-        each = dealt.parting.blocks(tiles * heads_kv, blocks, tile_n)
-        splits, keys = -(-blocks // each), each * tile_n
+        splits, each = _parts(dealt.parting, tiles * heads_kv, span, tile_n)
+        keys = each * tile_n
     else:
         splits, keys = dealt.splits_of(rows, span)
     index = np.arange(tiles * splits, dtype=np.int64)
@@ -121,6 +120,32 @@ def sequence_items(
         read = np.bincount(place * runs + part // run, read, tiles * runs).astype(np.int64)
         place, joins = np.repeat(place[::splits], runs), np.zeros(len(read), dtype=np.int64)
     return SequenceItems(tiles, splits, keys, read, -(-read // tile_n), place, joins, reach)
+
+
+def _parts(parting: Parting, tiles: int, span: int, tile_n: int) -> tuple[int, int]:
+    """(parts of ``span`` keys of a sequence of so many tiles, blocks of a part)."""
+    blocks = max(-(-span // tile_n), 1)
+    each = parting.blocks(tiles, blocks, tile_n)
+    return -(-blocks // each), each
+
+
+def _as_dealt(mine: list[tuple[int, int]], dealt: Dealing, heads: Workload) -> list[Dealing]:
+    """How each sequence is dealt: all alike, but where parts of tiles that are far longer than others are dealt out."""
+    parting = dealt.parting
+    if parting is None or not dealt.longer:
+        return [dealt] * len(mine)
+    left, heads_kv, found = limits(heads)[0], heads.heads_kv, []
+    for seqlen_q, seqlen_k in mine:
+        tiles = -(-seqlen_q * heads.group_size // dealt.tile_m) * heads_kv
+        parts, each = _parts(parting, tiles, keys_seen(seqlen_q, seqlen_k, left, dealt.tile_n)[1], dealt.tile_n)
+        found.append((tiles, parts, parts * each))
+    most = dealt.longer * sum(tiles * chain for tiles, _, chain in found)
+    places, made = 0, []
+    for tiles, parts, chain in found:
+        apart = chain > most and parts > 1
+        places += tiles * parts * apart
+        made.append(replace(dealt, chained=not (apart and places <= parting.some), longer=0.0))
+    return made
 
 
 def of_sequence(dealt: Dealing, heads: Workload, seqlen_q: int, seqlen_k: int, run: int = 1) -> SequenceItems:
@@ -175,13 +200,13 @@ def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
         return None
     blocks, keys, tile, counts, joins, owners = [], [], [], [], [], []
     tiles, next_tile, span, partial_rows, most, begun = 0, 0, 0, 0, 1, 0
-    for seqlen_q, seqlen_k in mine:
+    for (seqlen_q, seqlen_k), alone in zip(mine, _as_dealt(mine, dealt, heads), strict=True):
         run = 1
         if dealt.runs is not None:
             shared = dealt.shared(seqlen_q, seqlen_k, heads)
             run = dealt.runs.run(shared, begun)
             begun += shared.tiles * shared.blocks
-        one = of_sequence(dealt, heads, seqlen_q, seqlen_k, run)
+        one = of_sequence(alone, heads, seqlen_q, seqlen_k, run)
         if dealt.teams:
             owners.append(tiles + one.tile)
         tiles += one.tiles

@@ -45,20 +45,49 @@ def test_hopper_decodes_what_the_copy_engine_takes_and_no_two_kernels_take_the_s
         begin = most + 1
 
 
-def test_of_three_launches_the_two_that_run_at_the_same_time_come_last(monkeypatch) -> None:
+def test_of_three_launches_each_lets_the_next_begin_beside_it(monkeypatch) -> None:
     monkeypatch.setattr(operator, "_known", {})
     monkeypatch.setattr(operator, "capability_of", lambda kind, device: (9, 0))
     k = cache(4, 16, 1, 128)
     kernels = operator._find(torch.zeros(1, 1, 4, 128, dtype=torch.bfloat16), k, 128, 128).of(k, k)
 
-    def order(least: int, most: int) -> list[tuple[str, bool]]:
+    def order(least: int, most: int) -> list[tuple[str, int]]:
         wanted = operator._wanted(kernels, least, most)
         return [(launcher._module.TILECAST["family"].removeprefix("hopper_"), beside) for launcher, _, beside in wanted]
 
-    assert order(1, 400) == [("serving", False), ("serving_runs", True), ("prefill", True)]
-    assert order(20, 400) == [("serving", True), ("prefill", True)]
-    assert order(1, 40) == [("serving_runs", False), ("serving", False)]
-    assert order(4, 4) == [("serving_runs", False)]
+    # 1: the next one may begin before it ends; 2: it may begin before the one before has ended.
+    assert order(1, 400) == [("serving", 1), ("serving_runs", 3), ("prefill", 2)]
+    assert order(20, 400) == [("serving", 1), ("prefill", 2)]
+    assert order(1, 40) == [("serving", 1), ("serving_runs", 2)]
+    assert order(4, 4) == [("serving_runs", 0)]
+
+
+def test_launches_beside_each_other_work_in_memory_of_their_own(monkeypatch) -> None:
+    """What a launch works in is given back only when all are made, and counters are one kernel's."""
+    alive, seen = [0], []
+
+    class Work:
+        def __init__(self) -> None:
+            alive[0] += 1
+            seen.append(alive[0])
+
+        def __del__(self) -> None:
+            alive[0] -= 1
+
+    class Launch:
+        leads = follows = True
+
+    kernels = tuple((first, last, Launch(), lambda *given: Work()) for first, last in ((0, 16), (17, 64), (65, 400)))
+    monkeypatch.setattr(operator, "_found", lambda *given: operator._Found(kernels, None, ()))
+    q, k = torch.zeros(100, 4, 128), cache(4, 16, 1, 128)
+    lists = (torch.tensor([0, 50, 100]), *[None] * 7)
+    operator.into(q, k, k, q, None, lists, 1.0, 0.0, 100, 64, (-1, 0))
+    assert seen == [1, 2, 3] and alive == [0]
+    monkeypatch.undo()
+    monkeypatch.setattr(operator, "_known", {})
+    monkeypatch.setattr(operator, "capability_of", lambda kind, device: (9, 0))
+    found = operator._find(torch.zeros(1, 1, 4, 128, dtype=torch.bfloat16), k, 128, 128).of(k, k)
+    assert len({id(launcher._counters) for _, _, launcher, _ in found}) == 3
 
 
 @pytest.mark.parametrize(
@@ -73,11 +102,29 @@ def test_other_caches_go_to_the_portable_kernels(found, k) -> None:
     assert found((9, 0), 128, k) == [(0, 16, "triton_serving"), (17, registry.NO_LIMIT, "triton_serving")]
 
 
-@pytest.mark.parametrize(("capability", "dim"), [((8, 0), 128), ((10, 0), 128), ((10, 3), 64), ((9, 0), 96)])
+@pytest.mark.parametrize(("capability", "dim"), [((8, 0), 128), ((10, 0), 128), ((10, 3), 64), ((8, 0), 96)])
 def test_other_devices_and_heads_keep_them_too(found, capability, dim) -> None:
     assert found(capability, dim, cache(4, 16, 1, dim)) == [
         (0, 16, "triton_serving"), (17, registry.NO_LIMIT, "triton_serving"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dim", "own"), [(8, 64), (56, 64), (72, 128), (80, 128), (96, 128), (120, 128)])
+def test_hopper_takes_heads_of_fewer_columns_by_the_kernels_for_the_next_more(dim, own, found, monkeypatch) -> None:
+    kernels = found((9, 0), dim, cache(4, 16, 1, dim))
+    assert [family for _, _, family in kernels] == ["hopper_serving_runs", "hopper_serving", "hopper_prefill"]
+    taken = operator._known[(-1, torch.bfloat16, torch.bfloat16, dim, dim)].kernels
+    assert {launcher._module.TILECAST["workload"]["head_dim_v"] for _, _, launcher, _ in taken} == {own}
+
+
+@pytest.mark.parametrize(("capability", "dims"), [((9, 0), (84, 84)), ((9, 0), (136, 136)), ((10, 0), (80, 80))])
+def test_other_heads_are_refused_in_a_sentence(capability, dims, monkeypatch) -> None:
+    monkeypatch.setattr(operator, "_known", {})
+    monkeypatch.setattr(operator, "capability_of", lambda kind, device: capability)
+    q = torch.zeros(1, 1, 4, dims[0], dtype=torch.bfloat16)
+    said = operator.refusal(q, cache(4, 16, 1, dims[0]), *dims)
+    assert said is not None and "head_dim: expected one that a serving kernel has" in said
+    assert ("or a multiple of 8 up to 128" in said) == (capability == (9, 0))
 
 
 def test_head_dim_256_decodes_on_the_portable_kernels_and_has_prefill_of_its_own(found) -> None:

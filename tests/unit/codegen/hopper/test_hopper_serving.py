@@ -159,6 +159,26 @@ def test_is_attention(variant, problem, kernel) -> None:
     assert error_of(problem, made, out, lse) <= 1.0
 
 
+@pytest.mark.parametrize(
+    ("variant", "problem"),
+    [
+        (SMALL, Problem(STEP, dims=(40, 40))),
+        (SMALL, Problem(STEP[:3], dims=(48, 24), layout="packed")),
+        (RUNS, Problem(STEP, dims=(56, 56), page=64)),
+        (RUNS, Problem(STEP[:3], dims=(8, 64), layout="cache")),
+    ],
+)
+def test_heads_of_fewer_columns_than_the_kernel(variant, problem, kernel) -> None:
+    made, out, lse = launch(kernel(variant, (64, 64)), problem)
+    assert error_of(problem, made, out, lse) <= 1.0
+
+
+@pytest.mark.parametrize("dims", [(72, 72), (44, 44), (60, 64)])
+def test_heads_that_no_kernel_takes_are_refused(dims, kernel) -> None:
+    with pytest.raises(ValueError, match="head_dim of at most 64, a multiple of 8"):
+        launch(kernel(SMALL, (64, 64)), Problem(STEP[:1], dims=dims))
+
+
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("variant", [SMALL, E4M3, RUNS, RUNS_E4M3], ids=["16 bits", "e4m3", "runs", "runs e4m3"])
 def test_is_attention_whatever_goes_first(variant, seed, kernel) -> None:
