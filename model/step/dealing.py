@@ -167,12 +167,20 @@ def keys_seen(seqlen_q: int, seqlen_k: int, left: int, tile_n: int) -> tuple[int
 
 def dealing(variant: StepVariant, heads: Workload) -> Dealing:
     """How kernels of ``variant`` deal sequences of a model's ``heads``, one by one (`launched` knows their company)."""
-    return _CLASSES[variant.family].dealing(variant, heads)
+    return _CLASSES[variant.family].dealing(variant, multiplied(variant, heads))
 
 
 def launched(variant: StepVariant, batch: Batch, sms: int) -> Dealing:
     """How a launch of ``variant`` for ``batch`` on ``sms`` SMs deals: the same bits for each sequence, but maybe in fewer items."""
     return _CLASSES[variant.family].launched(dealing(variant, batch.heads), batch, sms)
+
+
+def multiplied(variant: StepVariant, heads: Workload) -> Workload:
+    """Heads with as many columns as the variant's kernel multiplies and sums up."""
+    if not _CLASSES[variant.family].narrower:
+        return heads
+    columns, columns_v = hopper_serving.own_columns(heads.head_dim_qk, heads.head_dim_v)
+    return replace(heads, head_dim_qk=columns, head_dim_v=columns_v)
 
 
 def loop(heads: Workload, variant: StepVariant, machine: Machine, page: int, programs: int | None = None) -> Pipeline:
@@ -207,6 +215,8 @@ class _Class:
     launched: Callable[[Dealing, Batch, int], Dealing] = lambda dealt, _batch, _sms: dealt
     #: The variant whose loop programs run that take runs of splits.
     in_turn: Callable[[Any], Any] = lambda variant: variant
+    #: Whether its kernels take heads of fewer columns than their own, as if they were as wide.
+    narrower: bool = False
 
 
 def _portable(v: ServingVariant, heads: Workload) -> Dealing:
@@ -401,19 +411,19 @@ def _mla_loop(w: Workload, v: HopperMlaVariant, m: Machine, _page: int, _program
 _CLASSES = {
     "serving": _Class(_portable, portable.build, lambda v: f"{v.tile_m}x{v.tile_n} {v.warps} warps", ("split_keys",)),
     "serving-hopper": _Class(
-        _hopper, _hopper_loop, lambda v: f"64x{v.tile_n} one warpgroup", ("split_keys", "split_keys_of_many")
+        _hopper, _hopper_loop, lambda v: f"64x{v.tile_n} one warpgroup", ("split_keys", "split_keys_of_many"), narrower=True
     ),
     "prefill-hopper": _Class(
         _prefill, _prefill_loop, lambda v: f"{64 * v.warpgroups}x{v.tile_n} {v.warpgroups} warpgroups",
-        launched=_prefill_launched,
+        launched=_prefill_launched, narrower=True,
     ),
     "serving-hopper-e4m3": _Class(
         _e4m3, _e4m3_loop, lambda v: f"16x{v.tile_n} four warps apart", ("split_keys", "split_keys_of_many")
     ),
-    **dict.fromkeys(("serving-hopper-runs", "serving-hopper-runs-e4m3"), _Class(
+    **{family: _Class(
         _runs, _runs_loop, lambda v: f"16x{v.tile_n} four warps apart", ("split_keys", "split_keys_of_many"),
-        launched=_runs_launched, in_turn=_one_program,
-    )),
+        launched=_runs_launched, in_turn=_one_program, narrower=narrower,
+    ) for family, narrower in (("serving-hopper-runs", True), ("serving-hopper-runs-e4m3", False))},
     "mla-hopper": _Class(
         _mla, _mla_loop, lambda v: f"64x{hopper_mla.KEYS} two warpgroups", ("split_keys", "split_keys_of_many"),
         launched=_mla_launched,

@@ -18,7 +18,7 @@ from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.sm.simulate import SmTrace, steady_state
 from tilecast.model.step.batch import Batch
 from tilecast.model.step.costs import Around
-from tilecast.model.step.dealing import Dealing, StepVariant, dealing, in_turn, launched, loop
+from tilecast.model.step.dealing import Dealing, StepVariant, dealing, in_turn, launched, loop, multiplied
 from tilecast.model.step.items import Items, batch_items
 from tilecast.model.step.play import Costs, Played, nothing, play
 
@@ -117,12 +117,12 @@ def _launch(
 ) -> LaunchRun:
     """A launch; ``dirty`` is the share of what it reads first, up to ``room`` bytes, that has to be written back in its place."""
     items = batch_items(batch, dealt)
-    heads = replace(batch.heads, seqlen_q=1, seqlen_k=1, mask="causal", window=None)
+    heads = multiplied(variant, replace(batch.heads, seqlen_q=1, seqlen_k=1, mask="causal", window=None))
     sms = int(machine["chip.sm_count"])
     pipeline = loop(heads, in_turn(variant, dealt), machine, batch.page)
     trace = steady_state(pipeline)
     hbm, l2 = _bytes(batch, items)
-    activity = _activity(heads, dealt, pipeline, items, hbm, l2)
+    activity = _activity(batch.heads, dealt, pipeline, items, hbm, l2)
     bound = _bound(batch, dealt)
     programs = max(1, min(bound, dealt.programs * sms * dealt.waves))
     top = machine["chip.clock_max_mhz"]

@@ -8,6 +8,7 @@ from typing import Any
 
 from tilecast.model.chip.evaluate import PredictError, check_clock
 from tilecast.model.kernel.knobs import family_named
+from tilecast.model.kernel.variants.hopper.serving import own_columns
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import WorkloadError
 from tilecast.model.machine.machine import Machine, machine_of
@@ -27,7 +28,7 @@ from tilecast.model.serving import (
 from tilecast.model.sm.bounds import bounds
 from tilecast.model.step.answer import Largest, NextRequest, Part, SplitTime, StepForecast
 from tilecast.model.step.batch import MOST_SEQUENCES, Batch, Lengths, requests_text
-from tilecast.model.step.dealing import StepVariant, dealing, splitting
+from tilecast.model.step.dealing import StepVariant, dealing, multiplied, splitting
 from tilecast.model.step.decoder import Decoder, decoder_floor
 from tilecast.model.step.evaluate import StepRun, evaluate_step
 from tilecast.model.step.render import as_dict, as_text
@@ -98,11 +99,13 @@ def shipped_pair(batch: Batch, machine: Machine) -> tuple[StepVariant, ...]:
     """The kernels that decode and prefill heads like those of ``batch``, and one for rows between, or one for all: on Hopper those of the
     copy engine where they are written."""
     hopper, dims = machine.tensor_kind == "wgmma", (batch.heads.head_dim_qk, batch.heads.head_dim_v)
+    columns, columns_v = own_columns(*dims)
     if batch.latent and hopper:
         return (HOPPER_MLA.chosen(batch.heads, machine),)
     if batch.cache and hopper:
         return HOPPER_RUNS_E4M3.chosen(batch.heads, machine), HOPPER_SERVING_E4M3.chosen(batch.heads, machine)
-    if hopper and dims in _HOPPER_HEADS:
+    if hopper and (columns, columns_v) in _HOPPER_HEADS:
+        batch = replace(batch, heads=replace(batch.heads, head_dim_qk=columns, head_dim_v=columns_v))
         one = replace(batch.heads, seqlen_q=1, heads_q=batch.heads.heads_kv)
         return (HOPPER_RUNS.chosen(one, machine), *_pair(HOPPER_SERVING, HOPPER_PREFILL, batch, machine))
     pair = _pair(TRITON_SERVING, TRITON_SERVING, batch, machine)
@@ -151,7 +154,8 @@ def check_step(batch: Batch, machine: Machine, pair: tuple[StepVariant, ...]) ->
     for variant in pair:
         dealt = dealing(variant, batch.heads)
         queries = 1 if dealt.least_rows == 1 else 512
-        verdict = writable(variant, replace(batch.heads, seqlen_q=queries, seqlen_k=8192), machine)
+        heads = multiplied(variant, batch.heads)
+        verdict = writable(variant, replace(heads, seqlen_q=queries, seqlen_k=8192), machine)
         if not verdict.legal:
             raise PredictError(f"no serving kernel for {batch.label()} on {machine.name}: {verdict.sentence()}")
     _check_rows(batch, pair)

@@ -156,3 +156,14 @@ def test_blackwells_kernel_decodes_where_somebody_asks_for_it(capability, found,
     for dim, k in ((128, cache(0, 16, 1, 128)), (256, cache(4, 16, 1, 256))):
         monkeypatch.setattr(operator, "_known", {})
         assert found(capability, dim, k) == [(0, 16, "triton_serving"), (17, registry.NO_LIMIT, "triton_serving")]
+
+
+def test_heads_of_fewer_columns_are_forecast_with_the_kernels_that_run_them() -> None:
+    from tilecast.model.kernel.variants.hopper.serving import own_columns
+
+    entries = [entry for entry in registry.shipped_serving() if entry.head_dim_min]
+    for dim in range(8, 257, 4):
+        for dim_v in {dim, 64, max(8, dim - 24)}:
+            taken = {(e.head_dim_qk, e.head_dim_v) for e in entries if e.covers((9, 0), "bf16", dim, dim_v, "window")}
+            own = own_columns(dim, dim_v)
+            assert taken == ({own} if max(dim, dim_v) <= 128 and dim % 8 == dim_v % 8 == 0 else set())

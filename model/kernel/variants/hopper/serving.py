@@ -74,6 +74,14 @@ def takes_narrower(head_dim_qk: int, head_dim_v: int) -> bool:
     return head_dim_qk == head_dim_v and head_dim_v <= 2 * PIECE
 
 
+def own_columns(head_dim_qk: int, head_dim_v: int) -> tuple[int, int]:
+    """(columns of Q and K, of V) of the 16-bit kernel of the copy engine that runs such heads."""
+    most = max(head_dim_qk, head_dim_v)
+    if most > 2 * PIECE or head_dim_qk % 8 or head_dim_v % 8:
+        return head_dim_qk, head_dim_v
+    return (PIECE, PIECE) if most <= PIECE else (2 * PIECE, 2 * PIECE)
+
+
 def split_limit(variant: HopperServingVariant, heads_kv: int) -> int:
     """Splits that a sequence may have."""
     return max(1, min(variant.most_splits, variant.most_items // heads_kv))
