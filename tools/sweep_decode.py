@@ -35,18 +35,20 @@ FIELDS = ("gpu", "date", "driver", "torch", "triton", "seed", "batch", "keys", "
 
 def fa3_forward(path: str) -> Callable[..., Any]:
     """FlashAttention-3 as vLLM builds it (``path``) as (q, k, v, starts of queries and of keys, keys of each sequence, most queries,
-    most keys, block table, scale, causal) -> out, packed; of keys either starts, or numbers and a table."""
+    most keys, block table, scale, causal, keys before the diagonal, soft cap, sinks) -> out, packed; of keys either starts, or numbers and a
+    table."""
     import torch
 
     torch.ops.load_library(path)
     forward = torch.ops._vllm_fa3_C.fwd
 
     def call(
-        q: Any, k: Any, v: Any, starts_q: Any, starts_k: Any, used_k: Any, longest_q: int, longest_k: int, table: Any, scale: float, causal: bool
+        q: Any, k: Any, v: Any, starts_q: Any, starts_k: Any, used_k: Any, longest_q: int, longest_k: int, table: Any, scale: float, causal: bool,
+        left: int = -1, softcap: float = 0.0, sinks: Any = None,
     ) -> Any:  # fmt: skip
         return forward(
             q, k, v, None, None, None, None, starts_q, starts_k, None, None, used_k, longest_q, longest_k, table, *(None,) * 8,
-            scale, causal, -1, -1, 0.0, False, None, 0, None, 0, None, 1, 0, None,
+            scale, causal, left, -1 if left < 0 else 0, softcap, False, None, 0, None, 0, sinks, 1, 0, None,
         )[0]  # fmt: skip
 
     return call
