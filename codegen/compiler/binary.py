@@ -62,6 +62,7 @@ class _Candidate:
     cluster: int = 1
     table: tuple[int, ...] = ()
     beside: tuple[tuple[str, Any], ...] = ()
+    symbol: int = -1
 
 
 def read_binary(path: str | Path, arch: str | None = None, kernel: str | None = None) -> Binary:
@@ -80,7 +81,9 @@ def read_binary(path: str | Path, arch: str | None = None, kernel: str | None = 
 def from_cubin(cubin: bytes, file: str, target: str, kernel: str) -> Binary:
     """The kernel of a cubin that was compiled here."""
     entry = next(entry for entry in read_cubin(cubin).entries if entry.name == kernel)
-    return _load(_Candidate(file, kernel, target, cubin, "", entry.threads, entry.cluster, entry.table))
+    return _load(
+        _Candidate(file, kernel, target, cubin, "", entry.threads, entry.cluster, entry.table, symbol=entry.symbol)
+    )
 
 
 def _candidates(file: Path) -> Iterable[_Candidate]:
@@ -126,7 +129,7 @@ def _of_cubin(file: str, data: bytes, beside: dict[str, Any] | None = None) -> l
         )
     facts = tuple((beside or {}).items())
     return [
-        _Candidate(file, entry.name, target, data, "", entry.threads, entry.cluster, entry.table, facts)
+        _Candidate(file, entry.name, target, data, "", entry.threads, entry.cluster, entry.table, facts, entry.symbol)
         for entry in cubin.entries
         if entry.has_code
     ]
@@ -204,7 +207,7 @@ def _names(found: Iterable[_Candidate]) -> str:
 def _load(one: _Candidate) -> Binary:
     where = f"{one.file}: {one.kernel[:_NAME]}" if one.kernel else one.file
     try:
-        instructions = disassemble(one.cubin, one.kernel) if one.cubin else parse_listing(one.text)
+        instructions = disassemble(one.cubin, one.kernel, one.symbol) if one.cubin else parse_listing(one.text)
         used = resources(one.cubin, one.kernel) if one.cubin else None
     except CompileError as error:
         if "Cannot decode architecture" in str(error):

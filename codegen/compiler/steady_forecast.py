@@ -1,8 +1,8 @@
-"""`tilecast forecast FILE`: what the steady loop of any warp-specialised kernel does on a machine, from its machine code."""
+"""`tilecast forecast FILE`: what the steady loops of any kernel do on a machine, from its machine code."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from tilecast.model.sm.simulate import steady_state
 from tilecast.model.training.launch import tiles_of
 
 #: Machine that code of a target is forecast for where none is named.
-MACHINES = {"sm_90a": "h200-sxm", "sm_100a": "b200", "sm_103a": "b300"}
+MACHINES = {"sm_80": "a100", "sm_90a": "h200-sxm", "sm_100a": "b200", "sm_103a": "b300"}
 #: Busy shares and waits that are worth a place in the text.
 _BUSY, _WAIT = 0.05, 1.0
 #: Of loops of backward passes.
@@ -69,6 +69,29 @@ class SteadyForecast:
         return self.kernel.flop * self.per_sm
 
     @property
+    def cycles(self) -> float:
+        """Of an iteration; of a kernel without products no less than what L2 takes for the bytes that its lanes move."""
+        return max(self.run.cycles, _floor(self.kernel, self.machine, self.per_sm))
+
+    @property
+    def moved(self) -> float:
+        """Bytes that lanes of an SM load from global memory and store there in an iteration of each of its CTAs."""
+        return self.kernel.lane_bytes * self.per_sm
+
+    @property
+    def memory_cycles(self) -> float:
+        """Cycles of an iteration where memory must bring and take all that lanes move, its bandwidth shared by all SMs."""
+        return self.moved / _memory_rate(self.machine, self.mhz)
+
+    @property
+    def memory_milliseconds(self) -> float | None:
+        """Of the launch, where memory must bring and take all that its lanes move."""
+        if self.grid is None:
+            return None
+        work = spread(self.grid.iterations, self.grid.ctas)
+        return sum(work) * self.kernel.lane_bytes / (self.machine["hbm.tbps_achieved"] * 1e12) * 1e3
+
+    @property
     def milliseconds(self) -> float | None:
         """Of the launch, at the rated clock."""
         return None if self.launch is None else self.launch.cycles / self.mhz * 1e-3
@@ -76,7 +99,7 @@ class SteadyForecast:
     @property
     def tensor_share(self) -> float:
         """Share of the cycles that the tensor core is busy (0..1)."""
-        return self.run.busy["tensor"] / self.run.cycles
+        return self.run.busy["tensor"] / self.cycles
 
     @property
     def mhz(self) -> float:
@@ -86,7 +109,19 @@ class SteadyForecast:
     @property
     def tflops(self) -> float:
         """TFLOP/s of all SMs while they run the loop."""
-        return self.flop / self.run.cycles * self.machine["chip.sm_count"] * self.mhz * 1e-6
+        return self.flop / self.cycles * self.machine["chip.sm_count"] * self.mhz * 1e-6
+
+
+def _memory_rate(machine: Machine, mhz: float) -> float:
+    """Bytes a cycle of an SM that memory brings or takes while all SMs ask for as much."""
+    return machine["hbm.tbps_achieved"] * 1e12 / (machine["chip.sm_count"] * mhz * 1e6)
+
+
+def _floor(kernel: KernelRoles, machine: Machine, per_sm: int) -> float:
+    """Least cycles of an iteration of a kernel without products, which the simulator of its warps does not see: its bytes through L2."""
+    if kernel.flop:
+        return 0.0
+    return kernel.lane_bytes * per_sm / role_costs(machine).lane_bytes
 
 
 def forecast_source(
@@ -106,7 +141,7 @@ def forecast_source(
     if header.get("pass") == "bwd":
         return _backward_kernel(made, binary, header, machine, per_sm, grid)
     before = steady_state(pipeline_of(header, machine)).ii_cycles if has_pipeline(header) else None
-    return forecast_binary(binary, machine, made.warps, before=before, per_sm=per_sm or 1, grid=grid)
+    return forecast_binary(binary, machine, made.warps, before=before, per_sm=per_sm, grid=grid)
 
 
 def _backward_kernel(
@@ -117,7 +152,7 @@ def _backward_kernel(
     loops = build_backward(loop_shape(work), variant, machine).loops
     mine = next((one for one in loops if one.name == made.name.replace("_", " ")), None)
     if mine is None:
-        return forecast_binary(binary, machine, made.warps, per_sm=per_sm or 1, grid=grid)
+        return forecast_binary(binary, machine, made.warps, per_sm=per_sm, grid=grid)
     ctas = per_sm or mine.pipeline.ctas_per_sm
     before = steady_state(mine.pipeline).ii_cycles if ctas == mine.pipeline.ctas_per_sm else None
     said = _WITHOUT if before is not None and mine.added_bytes else ""
@@ -156,19 +191,20 @@ def forecast_launch(
 
 
 def ctas_that_fit(machine: Machine, warps: int, registers: int, shared: int) -> int:
-    """CTAs that an SM holds at once: by warps, registers (given out by 8 a thread) and shared memory."""
-    room = [int(machine["sm.max_warps"]) // warps]
+    """CTAs that an SM holds at once: by their number, warps, registers (given out by 8 a thread) and shared memory."""
+    room = [int(machine["sm.max_ctas"]), int(machine["sm.max_warps"]) // warps]
     room.append(int(machine["reg.file_bytes"]) // max(1, 4 * 32 * warps * (-(-registers // 8) * 8)))
     room.append(int(machine["smem.per_sm_bytes"]) // (shared + 1024))
     return max(1, min(room))
 
 
 def forecast_binary(
-    binary: Binary, machine: Machine, warps: int | None = None, before: float | None = None, per_sm: int = 1,
+    binary: Binary, machine: Machine, warps: int | None = None, before: float | None = None, per_sm: int | None = None,
     grid: Grid | None = None, out_bytes: int = 0,
 ) -> SteadyForecast:  # fmt: skip
-    """The steady loop of a kernel on ``machine`` with ``per_sm`` CTAs on an SM, and a launch of ``grid``; ``warps`` of a CTA
-    where the file does not say; ``out_bytes`` are those that a role copies out in an iteration, which no code tells.
+    """The steady loop of a kernel on ``machine`` with ``per_sm`` CTAs on an SM (default: 1; of a kernel without products as many as
+    fit), and a launch of ``grid``; ``warps`` of a CTA where the file does not say; ``out_bytes`` are those that a role copies out in an
+    iteration, which no code tells.
 
     Raises BinaryError where the code is not for this machine, ShapeError for a kernel without loops that can be simulated,
     MachineError for facts that the machine lacks, CodeError where its roles do not fit together or the grid is none.
@@ -178,11 +214,15 @@ def forecast_binary(
     work = spread(grid.iterations, grid.ctas) if grid is not None else []
     shape = kernel_shape(binary, warps)
     roles, costs, others = kernel_roles(shape, out_bytes), role_costs(machine), loops_left_out(shape)
+    if per_sm is None:
+        fit = ctas_that_fit(machine, shape.warps, binary.registers or 0, binary.shared_bytes or 0)
+        per_sm = 1 if roles.flop else fit
     if grid is None:
         run = run_roles(roles, costs, per_sm)
         return SteadyForecast(binary.file, machine, roles, run, before, per_sm, left_out=others)
     cost = cta_cost(roles, costs, per_sm)
-    whole = launch(cost, work, machine)
+    paced = replace(cost.steady, cycles=max(cost.steady.cycles, _floor(roles, machine, per_sm)))
+    whole = launch(replace(cost, steady=paced), work, machine)
     return SteadyForecast(binary.file, machine, roles, cost.steady, before, per_sm, grid, cost, whole, others)
 
 
@@ -195,14 +235,16 @@ def as_dict(found: SteadyForecast) -> dict[str, Any]:
         "arch": found.kernel.target,
         "machine": found.machine.name,
         "level": "machine code, steady loop",
-        "cycles_per_iteration": run.cycles,
+        "cycles_per_iteration": found.cycles,
         "cycles_before_compilation": found.before,
         "ctas_per_sm": found.per_sm,
         "flop_per_iteration_and_sm": found.flop,
+        "bytes_by_lanes_per_iteration_and_sm": found.moved,
+        "memory_cycles_per_iteration": found.memory_cycles,
         "tensor_share": found.tensor_share,
         "clock_mhz": found.mhz,
         "tflops_in_the_loop": found.tflops,
-        "busy": {name: cycles / run.cycles for name, cycles in run.busy.items()},
+        "busy": {name: cycles / found.cycles for name, cycles in run.busy.items()},
         "launch": _launch_dict(found),
         "roles": [
             {
@@ -225,6 +267,7 @@ def _launch_dict(found: SteadyForecast) -> dict[str, Any] | None:
         "iterations": found.grid.iterations,
         "cycles": found.launch.cycles,
         "milliseconds": found.milliseconds,
+        "memory_milliseconds": found.memory_milliseconds,
         "ends_cycles": found.cost.ends,
         "peeled_iterations": found.cost.peeled,
         "busy": found.launch.busy,
@@ -235,13 +278,43 @@ def _launch_lines(found: SteadyForecast) -> list[str]:
     if found.grid is None or found.cost is None or found.launch is None:
         return []
     whole, grid = found.launch, found.grid
+    peeled = f"; {found.cost.peeled:.0f} of its iterations stand outside of the loop" if found.cost.peeled else ""
+    unit = (
+        f"tensor core {whole.busy['tensor']:.0%} busy"
+        if found.flop
+        else f"{whole.busy['issue']:.0%} of the issue slots taken"
+    )
+    memory = [] if found.flop or not found.moved else [
+        f"Memory takes {found.memory_milliseconds:.4g} ms for all that its lanes move, where L2 does not have it."
+    ]  # fmt: skip
     return [
         "",
         f"{grid.ctas:,} CTAs of {grid.iterations} iterations take {whole.cycles:,.0f} cycles, {found.milliseconds:.4g} ms at {found.mhz:.0f} MHz: "
-        f"tensor core {whole.busy['tensor']:.0%} busy.",
-        f"Set-up, first loads and the epilogue of a CTA are {found.cost.ends:,.0f} cycles of it; {found.cost.peeled:.0f} of its iterations stand outside of "
-        "the loop.",
+        f"{unit}.",
+        *memory,
+        f"Set-up, first loads and the epilogue of a CTA are {found.cost.ends:,.0f} cycles of it{peeled}.",
     ]
+
+
+def _product_lines(found: SteadyForecast, matrix: str) -> list[str]:
+    return [
+        f"An iteration of {matrix} takes {found.cycles:,.0f} cycles for {found.flop / 1e6:.2f} MFLOP of an SM: the tensor core is busy "
+        f"{found.tensor_share:.0%} of them.",
+        f"{found.machine['chip.sm_count']:.0f} SMs at the rated {found.mhz:.0f} MHz make {found.tflops:,.0f} TFLOP/s as long as all run the loop: masked "
+        "blocks, memory and",
+        "the power limit are not in it.",
+    ]
+
+
+def _mover_lines(found: SteadyForecast, role: str) -> list[str]:
+    """Of a kernel without matrix products in its loops."""
+    lines = [f"It multiplies no matrices there. An iteration of {role} takes {found.cycles:,.0f} cycles."]
+    if found.moved:
+        lines.append(
+            f"Lanes of an SM move {found.moved / 1024:,.1f} KB in it to or from global memory: that is where L2 has what they load; "
+            f"memory takes {found.memory_cycles:,.0f} cycles."
+        )
+    return lines
 
 
 def as_text(found: SteadyForecast) -> str:
@@ -254,43 +327,47 @@ def as_text(found: SteadyForecast) -> str:
         f"{kernel.kernel[:60] or 'a kernel'} of {Path(found.file).name}, compiled for {kernel.target}, on {machine.title}: its steady loop,",
         "simulated from machine code",
         "",
-        f"An iteration of {matrix} takes {run.cycles:,.0f} cycles for {found.flop / 1e6:.2f} MFLOP of an SM: the tensor core is busy "
-        f"{found.tensor_share:.0%} of them.",
-        f"{machine['chip.sm_count']:.0f} SMs at the rated {found.mhz:.0f} MHz make {found.tflops:,.0f} TFLOP/s as long as all run the loop: masked "
-        "blocks, memory and",
-        "the power limit are not in it.",
+        *(_product_lines if found.flop else _mover_lines)(found, matrix),
     ]
     if found.before is not None:
         lines.append(
-            f"Before compilation the same loop is forecast at {found.before:,.0f} cycles ({found.before / run.cycles - 1:+.0%})."
+            f"Before compilation the same loop is forecast at {found.before:,.0f} cycles ({found.before / found.cycles - 1:+.0%})."
         )
     if found.without:
         lines.append(found.without)
     lines += _launch_lines(found)
-    busy = sorted(((cycles / run.cycles, name) for name, cycles in run.busy.items()), reverse=True)
+    busy = sorted(((cycles / found.cycles, name) for name, cycles in run.busy.items()), reverse=True)
     lines += ["", "busy   " + " · ".join(f"{name} {share:.0%}" for share, name in busy if share >= _BUSY), ""]
     lines.append("role                 instructions   stands at barriers, cycles an iteration")
+    rows: dict[tuple[str, str], list[str]] = {}
     for role in kernel.roles:
         waits = sorted(((c, b) for (name, b), c in run.waits.items() if name == role.name and c >= _WAIT), reverse=True)
         told = " · ".join(f"{barrier} {cycles:.0f}" for cycles, barrier in waits) or "-"
-        lines.append(f"{role.name:<20} {len(role.loop) // kernel.unrolled:>12}   {told}")
+        rows.setdefault((f"{len(role.loop) // kernel.unrolled:>12}", told), []).append(role.name)
+    lines += [f"{_together(names):<20} {count}   {told}" for (count, told), names in rows.items()]
     return "\n".join(lines + _left_out_lines(found))
+
+
+def _together(names: Sequence[str]) -> str:
+    """Roles of one row: the first, and how many more do the same on its sub-partition."""
+    return names[0] if len(names) == 1 else f"{names[0]}, {len(names) - 1} more"
 
 
 def _left_out_lines(found: SteadyForecast) -> list[str]:
     """What a kernel with several loops does elsewhere, and what that means for the numbers above."""
-    told = [
-        f"{role.name}: {len(others)} more loop{'s' if len(others) > 1 else ''}, of {' and '.join(map(str, others))} instructions"
-        for role in found.kernel.roles
-        if (others := found.left_out.get(role.warp))
-    ]
+    told: dict[tuple[int, ...], list[str]] = {}
+    for role in found.kernel.roles:
+        if others := found.left_out.get(role.warp):
+            told.setdefault(others, []).append(role.name)
     if not told:
         return []
-    counted = "; the launch's iterations are counted as all of this one" if found.launch is not None else ""
+    followed = "the loop with the fewest instructions a product" if found.flop else "the loop that moves most bytes"
+    counted = " The launch's iterations are counted as all of this one." if found.launch is not None else ""
     return [
         "",
-        "The shortest loop of each role that works is followed, the others (masked blocks, other phases) are not"
-        + counted
-        + ":",
-        *(f"  {line}" for line in told),
+        f"Of each role {followed} is followed, others (masked blocks, remainders, other phases) are not.{counted}",
+        *(
+            f"  {_together(names)}: {len(others)} more loop{'s' if len(others) > 1 else ''}, of {' and '.join(map(str, others))} instructions"
+            for others, names in told.items()
+        ),
     ]

@@ -71,7 +71,11 @@ def forecast(
     ] = None,
     per_sm: Annotated[
         int | None,
-        typer.Option("--ctas-per-sm", min=1, help="CTAs that share an SM (default: 1; with --call as many as fit)."),
+        typer.Option(
+            "--ctas-per-sm",
+            min=1,
+            help="CTAs that share an SM (default: 1; with --call, or where it multiplies nothing, as many as fit).",
+        ),
     ] = None,
     call: Annotated[
         str | None,
@@ -82,7 +86,7 @@ def forecast(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Forecast any kernel with a loop of matrix products from its machine code: cycles, busy units, who waits where, its time."""
+    """Forecast any kernel with a loop from its machine code: cycles, busy units, who waits where, its time."""
     from tilecast.cli.progress import Screen, quiet_at_exit
     from tilecast.cli.tables import show
     from tilecast.codegen.compiler.binary import read_binary
@@ -127,7 +131,7 @@ def forecast(
                     "simulated yet", param_hint="'FILE'",
                 )  # fmt: skip
             chip = chip or changes.of(load_machine(MACHINES[binary.target]))
-            found = forecast_binary(binary, chip, warps, per_sm=per_sm or 1, grid=grid)
+            found = forecast_binary(binary, chip, warps, per_sm=per_sm, grid=grid)
     show(as_text(found), as_dict(found), as_json)
 
 

@@ -31,7 +31,8 @@ def kernel_shape(binary: Binary, warps: int | None = None) -> KernelShape:
     where = f"{binary.file}: {binary.kernel}" if binary.kernel else binary.file
     count = binary.warps or warps
     if count is None:
-        raise ShapeError(f"{where}: a listing does not say how many warps a CTA has: say --warps")
+        said = "the code gives no launch bounds and" if binary.registers is not None else "a listing"
+        raise ShapeError(f"{where}: {said} does not say how many warps a CTA has: say --warps")
     if not 1 <= count <= MOST_WARPS:
         raise ShapeError(f"{where}: expected 1 to {MOST_WARPS} warps of a CTA, got {count}")
     flow = Flow(binary.instructions)

@@ -16,6 +16,8 @@ _LARGEST_RING = 16
 _LANES = 32
 #: An address in a cluster's shared memory has the CTA's rank above it.
 _RANK = 24
+#: How PRMT puts a rank there, and the table of LOP3 that is the first word and the second.
+_RANKED, _AND = 0x654, 0xC0
 _THREAD = frozenset((("special", "SR_TID.X"), ("special", "SR_LANEID")))
 Sites = tuple[tuple[tuple[int, ...], Barrier], ...]
 
@@ -30,6 +32,8 @@ class Places:
         self._bases: dict[tuple[int, ...], str] = {}
         self._found: dict[tuple[int, tuple[int, ...], bool], Sites] = {}
         self._counters: dict[tuple[int, int], Counters] = {}
+        #: Lane -> phis as they are when their loops are entered.
+        self._begun: dict[int, dict[int, int | None]] = {}
 
     def barrier(self, value: int | None, around: Sequence[Loop], named: bool = False) -> Sites:
         """(warps, barrier) of an address or a number in the loops ``around`` it, outermost first."""
@@ -48,11 +52,23 @@ class Places:
 
     def at_first(self, value: int | None) -> int | None:
         """The number that a value is for the group's first warp the first time it is asked for: loops have just been entered."""
-        return self._entered(value, {})
+        return self._first_seen(value, 0)
 
     def by_lane(self, value: int | None) -> tuple[int | None, ...]:
         """`at_first` for every lane of the group's first warp."""
-        return tuple(self._entered(value, {}, lane) for lane in range(_LANES))
+        return tuple(self._first_seen(value, lane) for lane in range(_LANES))
+
+    def _first_seen(self, value: int | None, lane: int) -> int | None:
+        """`_entered` with what earlier questions of this lane told: every number, and what is unknown for good."""
+        if value is None:
+            return None
+        begun = self._begun.setdefault(lane, {})
+        for phi in frontier(self._values, value) - begun.keys():
+            entries: dict[int, int | None] = {**begun, phi: None}
+            # Without another phi that is being looked at, nothing could tell more about this one later.
+            begun[phi] = self._on_entry(phi, entries, lane)
+            begun |= {one: number for one, number in entries.items() if number is not None}
+        return self._entered(value, dict(begun), lane)
 
     def _entered(self, value: int | None, entries: dict[int, int | None], lane: int = 0) -> int | None:
         """The number of ``value``; ``entries`` holds phis as far as they are known, None for those that are being looked at."""
@@ -111,6 +127,8 @@ class Places:
         return ()
 
     def _one(self, value: int, warp: int, around: Sequence[Loop], named: bool) -> Barrier:
+        if not named:
+            value = self._in_own(value)
         first, second = (self._numbers(value, warp, rank, around) for rank in (0, 1))
         if not first:
             return self._unknown(value, warp, named)
@@ -120,6 +138,22 @@ class Places:
         own = ranks == (0, 1) or not self._ranked(value)
         owner = "own" if own else "leader" if ranks == (0, 0) else "peer"
         return Barrier(False, tuple(sorted({place & (1 << _RANK) - 1 for place in first})), owner)
+
+    def _in_own(self, value: int) -> int:
+        """``value`` with the place in the CTA's own shared memory for one in that of a CTA which each lane chooses: such arrivals
+        come to every CTA of the cluster alike."""
+        nodes = self._values.graph.nodes
+        kind, *rest = nodes[value]
+        if kind == "choose" and self.number(int(rest[0])) is None:
+            inner = self._in_own(int(rest[1]))
+            return value if inner == int(rest[1]) else inner
+        if rest[:1] == ["add"]:
+            parts = [self._in_own(int(one)) for one in rest[2:]]
+            return value if parts == list(rest[2:]) else self._values.graph.of("f", "add", "", *parts)
+        if rest[:1] == ["prmt"] and self.number(int(rest[3])) == _RANKED and self.number(int(rest[2])) is None:
+            mask = self._values.graph.number((1 << _RANK) - 1)
+            return self._values.graph.of("f", "lop3", "", int(rest[4]), mask, mask, self._values.graph.number(_AND))
+        return value
 
     def _ranked(self, value: int) -> bool:
         return any(self._values.graph.nodes[one] == ("special", "SR_CgaCtaId") for one in self._rests_on(value))

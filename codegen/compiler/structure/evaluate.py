@@ -182,7 +182,9 @@ def leaves(values: Values, value: int | None) -> frozenset[int]:
 
 
 def frontier(values: Values, value: int) -> frozenset[int]:
-    """The phis that ``value`` is made of directly, without those behind them."""
+    """The phis that ``value`` is made of directly, without those behind them; kept, as the same values are asked for every lane."""
+    if value in values.frontiers:
+        return values.frontiers[value]
     found, seen, todo = set(), set(), [value]
     while todo:
         one = todo.pop()
@@ -194,7 +196,8 @@ def frontier(values: Values, value: int) -> frozenset[int]:
             found.add(one)
         elif kind in ("f", "choose"):
             todo += [int(part) for part in rest[0 if kind == "choose" else 2 :]]
-    return frozenset(found)
+    values.frontiers[value] = frozenset(found)
+    return values.frontiers[value]
 
 
 def loaded_bytes(mode: str) -> int:

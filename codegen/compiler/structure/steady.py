@@ -2,8 +2,8 @@
 
 Of a role's innermost loops that work, the one with the fewest instructions is the steady one: the others mask scores or
 finish what is left.  A loop that several roles' warps can reach is of the role that reaches the fewest.  Code under a vote of
-the warp (a rescale that few blocks need) and under a branch that masks scores is left out, code under other guards runs; what
-stands out of line does not.
+the warp (a rescale that few blocks need), under a branch that masks scores and under one that writes a tile's results (a loop
+over the blocks of all tiles) is left out, code under other guards runs; what stands out of line does not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,16 @@ from collections.abc import Sequence
 from tilecast.codegen.compiler.flow import hides_scores
 from tilecast.codegen.compiler.opcodes import MATRIX, MMA_SYNC, WGMMA, latency_of
 from tilecast.codegen.compiler.structure.assemble import ShapeError
-from tilecast.codegen.compiler.structure.shape import EXPONENTIALS, Barrier, KernelShape, Loop, Role, Step
+from tilecast.codegen.compiler.structure.candidates import (
+    Candidate,
+    candidates,
+    lane_traffic,
+    multiplies,
+    steady_of,
+    tile_ends,
+)
+from tilecast.codegen.compiler.structure.joined import joined
+from tilecast.codegen.compiler.structure.shape import Barrier, KernelShape, Loop, Role, Step
 from tilecast.codegen.compiler.structure.slots import (
     Steady,
     arrivals_by_turns,
@@ -35,8 +44,6 @@ _KIND = {"copy_in": "copy", "matrix_wait": "wgmma_wait"}
 _HOME = {"shared": "smem", "tensor": "tmem", "registers": "register"}
 _ARRIVALS = ("arrive", "commit", "copy")
 _NAMED = ("named_wait", "named_arrive")
-#: Instructions of a loop in which lanes take turns, at most.
-_TURN = 16
 #: Low bits of an address in shared memory that do not depend on where it begins.
 _SPAN = 256
 #: What runs ahead of a loop and matters there without a barrier.
@@ -44,27 +51,29 @@ _GOES_ON = ("matrix", "matrix_wait", "group", "group_wait")
 
 
 def kernel_roles(shape: KernelShape, out_bytes: int = 0, masked: bool = False) -> KernelRoles:
-    """The steady loops of a kernel; ShapeError for one that multiplies no matrices in an innermost loop.
+    """The steady loops of a kernel; ShapeError for one in whose loops nothing is multiplied, computed or moved, or whose products
+    stand around its loops.
 
     ``out_bytes`` are those that a role copies out in an iteration, which no code tells; with ``masked`` an iteration masks its
     scores.
     """
-    if not any(
-        s.instruction.opcode in MATRIX for role in shape.roles for loop in role.walk() if loop.name for s in loop.steps
-    ):
+    multiplying = multiplies(shape)
+    if not any(candidates(shape).values()):
         raise ShapeError(
-            f"{shape.kernel}: expected a loop with matrix products, found none: what such a kernel does is not simulated"
+            f"{shape.kernel}: expected a loop that multiplies, computes or moves data, found loops that count or wait alone"
         )
-    chosen = [one for role, loops in _candidates(shape).items() if loops for one in _warps(role, loops, shape, masked)]
+    shape = _joined(shape)
+    chosen = [one for role, loops in candidates(shape).items() if loops for one in _warps(role, loops, shape, masked)]
     chosen = _placed(at_base(chosen, shape))
     chosen = _every_iteration(chosen)
     chosen, unrolled = by_slot(chosen)
     chosen = [with_whole_phases(one) for one in chosen]
-    if not any(step.instruction.opcode in MATRIX for one in chosen for step in one.repeated):
+    if multiplying and not any(step.instruction.opcode in MATRIX for one in chosen for step in one.repeated):
         raise ShapeError(
             f"{shape.kernel}: expected matrix products in an innermost loop, whose iterations are simulated, "
             "found them only around loops: write the inner loop in line"
         )
+    _check_products(shape.kernel, chosen)
     names = list(dict.fromkeys(site for one in chosen for step in one.repeated if (site := one.site(step)) is not None))
     unknown = next((site for site in names if not site.resolved), None)
     if unknown is not None:
@@ -102,18 +111,44 @@ def kernel_roles(shape: KernelShape, out_bytes: int = 0, masked: bool = False) -
         )
         for site in names
     )  # fmt: skip
-    return KernelRoles(shape.kernel, shape.target, codes, barriers, unrolled)
+    return KernelRoles(shape.kernel, shape.target, codes, barriers, unrolled, _lane_bytes(chosen) / unrolled)
+
+
+def _check_products(kernel: str, chosen: Sequence[Steady]) -> None:
+    """ShapeError for a product that nothing rates: of a shape that the code does not tell, or in double precision."""
+    for one in chosen:
+        for step in (*one.begin, *one.repeated, *one.end):
+            code = step.instruction
+            if step.kind == "matrix" and (code.opcode == "DMMA" or 0 in step.shape):
+                lacks = "double precision, whose rate no machine file has"
+                if code.opcode != "DMMA":
+                    lacks = "a shape that the code computes, and which cannot be followed"
+                raise ShapeError(
+                    f"{kernel}: expected matrix products of known shape and rate, got {code.opcode}{code.modifiers} at "
+                    f"{code.address:#x} of {lacks}"
+                )
+
+
+def _lane_bytes(chosen: Sequence[Steady]) -> float:
+    """Bytes of a CTA that lanes load from global memory and store there in a pass of its loops."""
+    stands_for = Counter(one.role.warps for one in chosen)
+    return sum(lane_traffic(one.repeated) * len(one.role.warps) / stands_for[one.role.warps] for one in chosen)
 
 
 def loops_left_out(shape: KernelShape) -> dict[int, tuple[int, ...]]:
     """Warp -> instructions of its role's innermost loops that work but are not the steady one, as they stand in the code."""
     found = {}
-    for role, loops in _candidates(shape).items():
+    for role, loops in candidates(_joined(shape)).items():
         if len(loops) > 1:
-            steady = min(loops, key=lambda one: len(one[1].steps))[1]
+            steady = steady_of(loops, multiplies(shape))[1]
             others = tuple(len(loop.steps) for _, loop in loops if loop is not steady)
             found.update(dict.fromkeys(role.warps, others))
     return found
+
+
+def _joined(shape: KernelShape) -> KernelShape:
+    multiplying = multiplies(shape)
+    return joined(shape, {role: steady_of(loops, multiplying)[1] for role, loops in candidates(shape).items() if loops})
 
 
 def _every_iteration(chosen: Sequence[Steady]) -> list[Steady]:
@@ -164,80 +199,9 @@ def _placed(chosen: Sequence[Steady]) -> list[Steady]:
     return mapped(chosen, place)
 
 
-def _candidates(shape: KernelShape) -> dict[Role, list[tuple[tuple[Loop, ...], Loop]]]:
-    """Each role's innermost loops that work, with the loops around them, outermost first."""
-    found = {role: [one for one in _innermost(_unrolled(role.whole), ()) if _works(one[1])] for role in shape.roles}
-    taken: set[int] = set()
-    for role in sorted(found, key=lambda role: len(found[role])):
-        found[role] = [one for one in found[role] if one[1].address not in taken] or found[role]
-        taken |= {loop.address for _, loop in found[role]}
-    return found
-
-
-def _unrolled(loop: Loop) -> Loop:
-    """``loop`` with what it repeats only until all lanes have had their turn (a copy whose operands may differ) run in line, once.
-
-    In a loop that itself waits for slots and has the copy engine fill them, loops that know no barrier are another way to
-    fill one (rows gathered from pages, lane by lane) and are left out.
-    """
-    body: list[Step | Loop] = []
-    fills = {"wait", "copy_in"} <= {step.kind for step in loop.steps if step.instruction.opcode != "LDGSTS"}
-    for one in loop.body:
-        inner = _unrolled(one) if isinstance(one, Loop) else one
-        if isinstance(inner, Loop) and (_takes_turns(inner) or _looks(inner)):
-            body += inner.body
-        elif not (fills and isinstance(inner, Loop) and _alone(inner)):
-            body.append(inner)
-    return dataclasses.replace(loop, body=tuple(body), beside=tuple(map(_unrolled, loop.beside)))
-
-
-def _alone(loop: Loop) -> bool:
-    """Whether a loop neither multiplies nor meets other roles."""
-    met = {"matrix", "wait", "arrive", "commit", "expect", *_NAMED}
-    return not any(met & {step.kind for step in one.steps} for one in loop.walk())
-
-
-def _takes_turns(loop: Loop) -> bool:
-    kinds = {step.kind for step in loop.steps}
-    return (
-        not loop.inner
-        and len(loop.steps) <= _TURN
-        and "to_uniform" in kinds
-        and not kinds & {"matrix", "wait", "arrive"}
-    )
-
-
-def _looks(loop: Loop) -> bool:
-    """Whether a loop only looks at a word of memory until it is what it must be: once, where it is by then."""
-    loads = [step for step in loop.steps if step.instruction.opcode in ("LD", "LDG")]
-    quiet = all(step.kind in ("plain", "exit") for step in loop.steps)
-    return (
-        not loop.inner
-        and len(loop.steps) <= _TURN
-        and quiet
-        and len(loads) == 1
-        and "STRONG" in loads[0].instruction.modifiers
-    )
-
-
-def _innermost(loop: Loop, around: tuple[Loop, ...]) -> list[tuple[tuple[Loop, ...], Loop]]:
-    inside = [one for inner in loop.inner for one in _innermost(inner, (*around, loop))]
-    return inside if inside or not loop.name else [(around, loop)]
-
-
-def _works(loop: Loop) -> bool:
-    kinds = {step.kind for step in loop.steps}
-    if bool(kinds & {"matrix", "copy_in", "tensor_load"}) or loop.pipes()["mufu"] >= EXPONENTIALS:
-        return True
-    # What copies out tiles that others bring, and tells them when it has.
-    return {"copy_out", "wait", "arrive"} <= kinds
-
-
-def _warps(
-    role: Role, loops: Sequence[tuple[tuple[Loop, ...], Loop]], shape: KernelShape, masked: bool
-) -> list[Steady]:
+def _warps(role: Role, loops: Sequence[Candidate], shape: KernelShape, masked: bool) -> list[Steady]:
     """The warps of a role on the sub-partition of the matrix role's; of a role without one there, its first."""
-    around, loop = min(loops, key=lambda one: len(one[1].steps))
+    around, loop = steady_of(loops, multiplies(shape))
     # Of a tile whose iterations are a loop in a loop, also what goes before the outer one.
     levels = [*itertools.pairwise(around[1:]), (around[-1], loop)]
     ahead = tuple(
@@ -248,7 +212,8 @@ def _warps(
         # What is handed over once, before the first tile, and what every tile begins with.
         handed = tuple(step for step in around[0].before(around[1]) if step.kind in ("wait", "arrive", "named_arrive"))
         ahead, begin = (*handed, *ahead), (*handed, *begin)
-    partition = next(one.warps[0] for one in shape.roles if one.work.startswith("matrix")) % PARTITIONS
+    first = next((one for one in shape.roles if one.work.startswith("matrix")), role)
+    partition = first.warps[0] % PARTITIONS
     mine = [warp for warp in role.warps if warp % PARTITIONS == partition] or role.warps[:1]
     guards = {(one.name, guard.name): guard.warps for one in (around[-1], loop) for guard in one.guards if guard.warps}
 
@@ -267,7 +232,7 @@ def _warps(
 
 def _repeated(loop: Loop, masked: bool = False) -> tuple[Step, ...]:
     """Steps of an iteration, without what a vote decides and, unless it is a ``masked`` one, what masks scores."""
-    skipped = {guard.name for guard in loop.guards if guard.kind == "vote"}
+    skipped = {guard.name for guard in loop.guards if guard.kind == "vote"} | tile_ends(loop).keys()
     turns = {}
     for guard in loop.guards:
         if not masked and hides_scores([step.instruction for step in loop.steps if step.guard == guard.name]):
@@ -397,8 +362,14 @@ def _out_bytes(one: Steady, step: Step, out_bytes: int) -> int:
 
 
 def _dtype(step: Step) -> str:
-    """The type at whose rate a product runs."""
-    return "bf16" if step.instruction.opcode in ("UTCHMMA", "HGMMA", "HMMA") else "fp8"
+    """The type at whose rate a product runs; of mma.sync also those of which an instruction has 32 bytes in other numbers."""
+    opcode, forms = step.instruction.opcode, step.instruction.modifiers.split(".")
+    if opcode not in MMA_SYNC:
+        return "bf16" if opcode in ("UTCHMMA", "HGMMA") else "fp8"
+    if opcode == "BMMA":
+        return "b1"
+    wide = "tf32" if "TF32" in forms else "bf16"
+    return wide if opcode == "HMMA" else "int4" if {"S4", "U4"} & set(forms) else "fp8"
 
 
 def _bytes(one: Steady, step: Step) -> int:
