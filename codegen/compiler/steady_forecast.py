@@ -12,9 +12,10 @@ from tilecast.codegen.compiler.binary import Binary, BinaryError, from_cubin
 from tilecast.codegen.compiler.compile import Compiled, CompileError, Launched, compile_launches
 from tilecast.codegen.compiler.inspection import compile_binary, has_pipeline, one_of, pipeline_of
 from tilecast.codegen.compiler.structure.assemble import kernel_shape
-from tilecast.codegen.compiler.structure.steady import kernel_roles, loops_left_out
+from tilecast.codegen.compiler.structure.steady import LostBarrierError, kernel_roles, loops_left_out
 from tilecast.model.backward import build_backward, find_backward, parse_backward
 from tilecast.model.compiled.code import CodeError
+from tilecast.model.compiled.roles.apart import roles_apart
 from tilecast.model.compiled.roles.code import KernelRoles
 from tilecast.model.compiled.roles.costs import role_costs
 from tilecast.model.compiled.roles.launch import CtaCost, Launch, cta_cost, launch, spread
@@ -60,6 +61,10 @@ class SteadyForecast:
     launch: Launch | None = None
     #: Warp -> instructions of its role's other loops, which were not followed.
     left_out: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    #: Why roles could not be followed together, so that all cycles are the least that they take; empty where they were.
+    apart: str = ""
+    #: Whether what a CTA takes around its iterations is not in its launch.
+    no_ends: bool = False
     #: What the forecast before compilation has and this one has not, in words.
     without: str = ""
 
@@ -161,11 +166,8 @@ def _backward_kernel(
     first, last = (int(end) for end in (tiles.iterations.min(), tiles.iterations.max()))
     own = Grid(tiles.count * heads, str(last) if first == last else f"{max(1, first)}:{last}")
     follow = partial(forecast_binary, binary, machine, made.warps, before=before, per_sm=ctas, out_bytes=size)
-    try:
-        found = follow(grid=grid or own)
-    except CodeError:
-        if grid is not None:
-            raise
+    found = follow(grid=grid or own)
+    if found.no_ends and grid is None:
         found = follow()
         said += _NO_LAUNCH
     return replace(found, without=said)
@@ -207,23 +209,35 @@ def forecast_binary(
     iteration, which no code tells.
 
     Raises BinaryError where the code is not for this machine, ShapeError for a kernel without loops that can be simulated,
-    MachineError for facts that the machine lacks, CodeError where its roles do not fit together or the grid is none.
+    MachineError for facts that the machine lacks, CodeError where the grid is none.  Where its roles do not fit together, each is
+    simulated by itself.
     """
     if binary.target != machine.arch:
         raise BinaryError(f"{binary.file}: expected code for {machine.arch} ({machine.name}), got {binary.target}")
     work = spread(grid.iterations, grid.ctas) if grid is not None else []
     shape = kernel_shape(binary, warps)
-    roles, costs, others = kernel_roles(shape, out_bytes), role_costs(machine), loops_left_out(shape)
+    costs, others, apart, no_ends = role_costs(machine), loops_left_out(shape), "", False
+    try:
+        roles = kernel_roles(shape, out_bytes)
+    except LostBarrierError as error:
+        roles, apart = kernel_roles(shape, out_bytes, lost=True), str(error)
     if per_sm is None:
         fit = ctas_that_fit(machine, shape.warps, binary.registers or 0, binary.shared_bytes or 0)
         per_sm = 1 if roles.flop else fit
+    try:
+        run = roles_apart(roles, costs, per_sm) if apart else run_roles(roles, costs, per_sm)
+    except CodeError as error:
+        run, apart = roles_apart(roles, costs, per_sm), str(error)
+    found = SteadyForecast(binary.file, machine, roles, run, before, per_sm, left_out=others, apart=apart)
     if grid is None:
-        run = run_roles(roles, costs, per_sm)
-        return SteadyForecast(binary.file, machine, roles, run, before, per_sm, left_out=others)
-    cost = cta_cost(roles, costs, per_sm)
+        return found
+    try:
+        cost = CtaCost(per_sm, run, 0.0, 0.0) if apart else cta_cost(roles, costs, per_sm)
+    except CodeError:
+        cost, no_ends = CtaCost(per_sm, run, 0.0, 0.0), True
     paced = replace(cost.steady, cycles=max(cost.steady.cycles, _floor(roles, machine, per_sm)))
     whole = launch(replace(cost, steady=paced), work, machine)
-    return SteadyForecast(binary.file, machine, roles, cost.steady, before, per_sm, grid, cost, whole, others)
+    return replace(found, run=cost.steady, grid=grid, cost=cost, launch=whole, no_ends=no_ends or bool(apart))
 
 
 def as_dict(found: SteadyForecast) -> dict[str, Any]:
@@ -234,7 +248,8 @@ def as_dict(found: SteadyForecast) -> dict[str, Any]:
         "kernel": found.kernel.kernel,
         "arch": found.kernel.target,
         "machine": found.machine.name,
-        "level": "machine code, steady loop",
+        "level": "machine code, steady loop" + (", each role alone: no less than" if found.apart else ""),
+        "not_followed": found.apart or None,
         "cycles_per_iteration": found.cycles,
         "cycles_before_compilation": found.before,
         "ctas_per_sm": found.per_sm,
@@ -268,7 +283,7 @@ def _launch_dict(found: SteadyForecast) -> dict[str, Any] | None:
         "cycles": found.launch.cycles,
         "milliseconds": found.milliseconds,
         "memory_milliseconds": found.memory_milliseconds,
-        "ends_cycles": found.cost.ends,
+        "ends_cycles": None if found.no_ends else found.cost.ends,
         "peeled_iterations": found.cost.peeled,
         "busy": found.launch.busy,
     }
@@ -277,7 +292,7 @@ def _launch_dict(found: SteadyForecast) -> dict[str, Any] | None:
 def _launch_lines(found: SteadyForecast) -> list[str]:
     if found.grid is None or found.cost is None or found.launch is None:
         return []
-    whole, grid = found.launch, found.grid
+    whole, grid, least = found.launch, found.grid, _least(found)
     peeled = f"; {found.cost.peeled:.0f} of its iterations stand outside of the loop" if found.cost.peeled else ""
     unit = (
         f"tensor core {whole.busy['tensor']:.0%} busy"
@@ -289,16 +304,22 @@ def _launch_lines(found: SteadyForecast) -> list[str]:
     ]  # fmt: skip
     return [
         "",
-        f"{grid.ctas:,} CTAs of {grid.iterations} iterations take {whole.cycles:,.0f} cycles, {found.milliseconds:.4g} ms at {found.mhz:.0f} MHz: "
+        f"{grid.ctas:,} CTAs of {grid.iterations} iterations take {least}{whole.cycles:,.0f} cycles, {found.milliseconds:.4g} ms at {found.mhz:.0f} MHz: "
         f"{unit}.",
         *memory,
-        f"Set-up, first loads and the epilogue of a CTA are {found.cost.ends:,.0f} cycles of it{peeled}.",
+        f"Set-up, first loads and the epilogue of a CTA are not in it: around its loops the code cannot be followed{peeled}."
+        if found.no_ends
+        else f"Set-up, first loads and the epilogue of a CTA are {found.cost.ends:,.0f} cycles of it{peeled}.",
     ]
+
+
+def _least(found: SteadyForecast) -> str:
+    return "no less than " if found.apart else ""
 
 
 def _product_lines(found: SteadyForecast, matrix: str) -> list[str]:
     return [
-        f"An iteration of {matrix} takes {found.cycles:,.0f} cycles for {found.flop / 1e6:.2f} MFLOP of an SM: the tensor core is busy "
+        f"An iteration of {matrix} takes {_least(found)}{found.cycles:,.0f} cycles for {found.flop / 1e6:.2f} MFLOP of an SM: the tensor core is busy "
         f"{found.tensor_share:.0%} of them.",
         f"{found.machine['chip.sm_count']:.0f} SMs at the rated {found.mhz:.0f} MHz make {found.tflops:,.0f} TFLOP/s as long as all run the loop: masked "
         "blocks, memory and",
@@ -308,7 +329,9 @@ def _product_lines(found: SteadyForecast, matrix: str) -> list[str]:
 
 def _mover_lines(found: SteadyForecast, role: str) -> list[str]:
     """Of a kernel without matrix products in its loops."""
-    lines = [f"It multiplies no matrices there. An iteration of {role} takes {found.cycles:,.0f} cycles."]
+    lines = [
+        f"It multiplies no matrices there. An iteration of {role} takes {_least(found)}{found.cycles:,.0f} cycles."
+    ]
     if found.moved:
         lines.append(
             f"Lanes of an SM move {found.moved / 1024:,.1f} KB in it to or from global memory: that is where L2 has what they load; "
@@ -335,6 +358,9 @@ def as_text(found: SteadyForecast) -> str:
         )
     if found.without:
         lines.append(found.without)
+    if found.apart:
+        told = found.apart.removeprefix(f"{kernel.kernel}: ").removesuffix("; the reading of the code is wrong")
+        lines.append(f"What its roles hand each other cannot be followed, so each was simulated alone: {told}.")
     lines += _launch_lines(found)
     busy = sorted(((cycles / found.cycles, name) for name, cycles in run.busy.items()), reverse=True)
     lines += ["", "busy   " + " · ".join(f"{name} {share:.0%}" for share, name in busy if share >= _BUSY), ""]

@@ -87,7 +87,7 @@ class Actions:
         first = self._first(sites, address)
         last = self.places.number(self.values.of(index, operands[-1]), self.values.guard(index))
         if "PHASECHK" in forms:
-            phase = self.places.at_first(self.values.of(index, operands[-1]))
+            phase = self.places.at_first(self._under(index, self.values.of(index, operands[-1])))
             return Step(code, "wait", sites, -1 if phase is None else phase >> _PARITY & 1, first=first)
         if "EXCH" in forms:
             # An elected thread sets barriers up; what it writes was computed under a vote of its own.

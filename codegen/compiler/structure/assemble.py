@@ -15,6 +15,9 @@ from tilecast.codegen.compiler.structure.roles import MOST_WARPS, Dispatch, Warp
 from tilecast.codegen.compiler.structure.shape import Barrier, Guard, KernelShape, Loop, Role, Step
 from tilecast.codegen.compiler.structure.values import Values
 
+#: Lanes that speak for a warp; what one thread does for all.
+_LANES = (0, 1, 31)
+_ONE_FOR_ALL = ("matrix", "copy_in", "copy_out", "commit", "arrive", "expect")
 _POLLS = ("SYNCS", "UTCATOMSWS", "USETMAXREG")
 Path = list[int | FlowLoop]
 
@@ -98,13 +101,17 @@ class _RoleReader:
             )
             for i, one in enumerate(order)
         }
-        guards, marks, notes = self._guards(path, loop if name else None, blocks, chain)
+        guards, marks, notes, runs = self._guards(path, loop if name else None, blocks, chain)
         body: list[Step | Loop] = []
         for at, one in enumerate(path):
             if isinstance(one, FlowLoop):
                 body.append(dataclasses.replace(built[one.header], guard=marks.get(at, "")))
             else:
-                body.append(self._step(one, chain, marks.get(at, ""), notes.get(one, "")))
+                step = self._step(one, chain, marks.get(at, ""), notes.get(one, ""))
+                mine = runs.get(at, self._group.warps)
+                if step.kind in _ONE_FOR_ALL and step.instruction.predicate:
+                    mine = tuple(warp for warp in self._running(one) if warp in mine) or mine
+                body.append(dataclasses.replace(step, runs=mine) if mine != self._group.warps else step)
         beside = tuple(built[one.header] for one in order if one not in met)
         return Loop(name, self._flow.instructions[loop.header].address, tuple(body), tuple(guards), beside)
 
@@ -126,12 +133,14 @@ class _RoleReader:
 
     def _guards(
         self, path: Path, loop: FlowLoop | None, blocks: frozenset[int], chain: Sequence[FlowLoop]
-    ) -> tuple[list[Guard], dict[int, str], dict[int, str]]:
-        """(guards, place in the path -> name of its guard, instruction -> what the branch or the poll there is)."""
+    ) -> tuple[list[Guard], dict[int, str], dict[int, str], dict[int, tuple[int, ...]]]:
+        """(guards, place in the path -> name of its outermost guard, instruction -> what the branch or the poll there is, place in
+        the path -> warps that get there)."""
         place = {one if isinstance(one, int) else one.header: at for at, one in enumerate(path)}
         guards: list[Guard] = []
         marks: dict[int, str] = {}
         notes: dict[int, str] = {}
+        runs: dict[int, tuple[int, ...]] = {}
         for at, index in enumerate(path):
             if not isinstance(index, int) or self._flow.ends[self._block_of[index]] != index + 1:
                 continue
@@ -147,6 +156,13 @@ class _RoleReader:
                 notes[index] = "exit"
                 continue
             end = place.get(other)
+            if end is not None:
+                inside = (self._warps(index) if loop else ()) or self._running(index)
+                runs |= {
+                    i: tuple(warp for warp in runs.get(i, inside) if warp in inside)
+                    for i in range(at + 1, end)
+                    if inside != self._group.warps
+                }
             if loop is None or (end is not None and end <= at + 1):
                 continue
             notes[index] = "guard"
@@ -163,7 +179,7 @@ class _RoleReader:
                 else ()
             )
             guards.append(Guard(name, kind, self._flow.instructions[index].address, away, self._warps(index), turns))
-        return guards, marks, notes
+        return guards, marks, notes, runs
 
     def _other_way(self, path: Path, at: int, index: int) -> int | None:
         """The block that the branch at ``index`` can go to and the path does not; None where there is no choice."""
@@ -239,6 +255,24 @@ class _RoleReader:
             return ()
         runs = 0 if self._flow.instructions[index].opcode == "BRA" else 1
         return tuple(warp for warp, one in told.items() if one == {runs})
+
+    def _running(self, index: int) -> tuple[int, ...]:
+        """Warps in whose warpgroup a thread may run an instruction, or what stands behind a branch; all where nothing tells them apart.
+
+        (What one thread does for its warpgroup, the warp of it that is simulated does.)
+        """
+        guard, edges = self._values.guard(index), self._group.reached.edges
+        if guard is None or len(self._group.warps) == 1:
+            return self._group.warps
+        off = 1 if self._flow.instructions[index].opcode == "BRA" else 0
+        found = {
+            warp // 4
+            for warp in self._group.warps
+            if any(
+                Thread(self._values, special_registers(warp, lane), None, edges).number(guard) != off for lane in _LANES
+            )
+        }
+        return tuple(warp for warp in self._group.warps if warp // 4 in found) or self._group.warps
 
     def _away(
         self, begin: int, blocks: frozenset[int], known: set[int], chain: Sequence[FlowLoop], name: str

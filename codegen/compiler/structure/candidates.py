@@ -108,10 +108,10 @@ def _innermost(loop: Loop, around: tuple[Loop, ...]) -> list[Candidate]:
 
 def _works(loop: Loop) -> bool:
     kinds = {step.kind for step in loop.steps}
-    if bool(kinds & {"matrix", "copy_in", "tensor_load"}) or loop.pipes()["mufu"] >= EXPONENTIALS:
+    if bool(kinds & {"matrix", "copy_in", "tensor_load", "tensor_store"}) or loop.pipes()["mufu"] >= EXPONENTIALS:
         return True
-    # What copies out tiles that others bring, and tells them when it has.
-    return {"copy_out", "wait", "arrive"} <= kinds
+    # What takes tiles that others bring, and tells them when it has.
+    return {"wait", "arrive"} <= kinds and bool(kinds & {"copy_out", "shared_load", "shared_store"})
 
 
 def _moves(loop: Loop) -> bool:

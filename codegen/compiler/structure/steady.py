@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tilecast.codegen.compiler.flow import hides_scores
-from tilecast.codegen.compiler.opcodes import MATRIX, MMA_SYNC, WGMMA, latency_of
+from tilecast.codegen.compiler.opcodes import MATRIX, MMA_SYNC, TCGEN05, WGMMA, latency_of
 from tilecast.codegen.compiler.structure.assemble import ShapeError
 from tilecast.codegen.compiler.structure.candidates import (
     Candidate,
@@ -46,13 +46,23 @@ _ARRIVALS = ("arrive", "commit", "copy")
 _NAMED = ("named_wait", "named_arrive")
 #: Low bits of an address in shared memory that do not depend on where it begins.
 _SPAN = 256
+#: Products of tcgen05 and what tells of their end: of one thread for the CTA.
+_ONE_THREAD = TCGEN05 | {"UTCBAR"}
+#: What is handed over once, before the first tile.
+_HANDED = ("wait", "arrive", "named_arrive", "expect", "copy_in")
+#: What may stand between a try and its wait: nothing that changes what the barrier is asked for.
+_BETWEEN = ("plain", "retry", "guard", "to_uniform", "elect")
 #: What runs ahead of a loop and matters there without a barrier.
 _GOES_ON = ("matrix", "matrix_wait", "group", "group_wait")
 
 
-def kernel_roles(shape: KernelShape, out_bytes: int = 0, masked: bool = False) -> KernelRoles:
+class LostBarrierError(ShapeError):
+    """A barrier of a steady loop whose place the code does not tell."""
+
+
+def kernel_roles(shape: KernelShape, out_bytes: int = 0, masked: bool = False, lost: bool = False) -> KernelRoles:
     """The steady loops of a kernel; ShapeError for one in whose loops nothing is multiplied, computed or moved, or whose products
-    stand around its loops.
+    stand around its loops, LostBarrierError for a barrier whose place is not known, unless such are to be left out as ``lost``.
 
     ``out_bytes`` are those that a role copies out in an iteration, which no code tells; with ``masked`` an iteration masks its
     scores.
@@ -76,8 +86,10 @@ def kernel_roles(shape: KernelShape, out_bytes: int = 0, masked: bool = False) -
     _check_products(shape.kernel, chosen)
     names = list(dict.fromkeys(site for one in chosen for step in one.repeated if (site := one.site(step)) is not None))
     unknown = next((site for site in names if not site.resolved), None)
-    if unknown is not None:
-        raise ShapeError(
+    if lost:
+        names = [site for site in names if site.resolved]
+    elif unknown is not None:
+        raise LostBarrierError(
             f"{shape.kernel}: expected barriers at known places in the steady loops, got {unknown.label()}"
         )
     # Barriers of a tile alone: only those that are known, and all of whose parties are in the roles looked at, are waited for.
@@ -152,18 +164,23 @@ def _joined(shape: KernelShape) -> KernelShape:
 
 
 def _every_iteration(chosen: Sequence[Steady]) -> list[Steady]:
-    """The same without what only some iterations do: branches around the uses of barriers to which all come under a branch.
+    """The same without what only some iterations do: branches around the uses of barriers to which all come under a branch, or whose
+    waits stand under one and to which nobody comes in a loop.
 
-    (A loop over all blocks of all tiles brings Q, and gives it back, once a tile.)
+    (A loop over all blocks of all tiles brings Q, and gives it back, once a tile; an epilogue that is no loop frees the sums.)
     """
     always: set[object] = set()
     waited: set[object] = set()
     brought: set[object] = set()
+    arrived: set[object] = set()
     for one in chosen:
+        # What multiplies under a branch does so but for the last time: the next block's products, ahead of this one's.
+        multiplying = {step.guard for step in one.repeated if step.kind == "matrix"} | {""}
         for step in one.repeated:
             used = _slots(one.site(step))
-            (always if not step.guard else waited if step.kind == "wait" else brought).update(used)
-    seldom = (waited & brought) - always
+            (always if step.guard in multiplying else waited if step.kind == "wait" else brought).update(used)
+            arrived.update(used if _kind(step) in _ARRIVALS else ())
+    seldom = (waited & brought | waited - arrived) - always
     kept = []
     for one in chosen:
         left = {step.guard for step in one.repeated if step.guard and _slots(one.site(step)) & seldom}
@@ -208,23 +225,28 @@ def _warps(role: Role, loops: Sequence[Candidate], shape: KernelShape, masked: b
         step for out, into in levels for step in _ahead(out, into) if step.kind == "expect" or _kind(step) != "plain"
     )
     begin = tuple(step for out, into in levels for step in _ahead(out, into, True))
-    if len(around) > 1:
+    if len(around) > 1 and around[1] in around[0].body:
         # What is handed over once, before the first tile, and what every tile begins with.
-        handed = tuple(step for step in around[0].before(around[1]) if step.kind in ("wait", "arrive", "named_arrive"))
+        handed = tuple(step for step in around[0].before(around[1]) if step.kind in _HANDED)
         ahead, begin = (*handed, *ahead), (*handed, *begin)
     first = next((one for one in shape.roles if one.work.startswith("matrix")), role)
     partition = first.warps[0] % PARTITIONS
     mine = [warp for warp in role.warps if warp % PARTITIONS == partition] or role.warps[:1]
-    guards = {(one.name, guard.name): guard.warps for one in (around[-1], loop) for guard in one.guards if guard.warps}
 
-    def run_by(warp: int, steps: Sequence[Step], where: Loop) -> tuple[Step, ...]:
-        return tuple(step for step in steps if warp in guards.get((where.name, step.guard), (warp,)))
+    def run_by(warp: int, steps: Sequence[Step]) -> tuple[Step, ...]:
+        return tuple(
+            step for step in steps if (not step.runs or warp in step.runs) and (warp == mine[0] or not lone(step))
+        )
+
+    def lone(step: Step) -> bool:
+        """Whether one thread of the CTA does it, also where it is not known who takes the branch around it."""
+        return step.instruction.opcode in _ONE_THREAD
 
     end = around[-1].after(loop) if loop in around[-1].body else ()
     return [
         Steady(
-            role, warp, run_by(warp, _told(ahead), around[-1]), run_by(warp, _repeated(loop, masked), loop),
-            run_by(warp, _told(begin), around[-1]), run_by(warp, _told(end), around[-1]),
+            role, warp, run_by(warp, _told(ahead)), run_by(warp, _repeated(loop, masked)), run_by(warp, _told(begin)),
+            run_by(warp, _told(end)),
         )
         for warp in mine
     ]  # fmt: skip
@@ -263,17 +285,20 @@ def _ahead(around: Loop, loop: Loop, whole: bool = False) -> tuple[Step, ...]:
 
 
 def _told(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Copies whose barrier is not known complete on the one that was told of them last; who tries and then waits waits once."""
+    """Copies whose barrier is not known complete on the one that was told of them last; who tries and then waits waits once, also
+    where several tries go ahead of the first wait."""
     out: list[Step] = []
-    waited: tuple[str, object] | None = None
+    tried: set[tuple[str, object]] = set()
     told: Step | None = None
     for step in steps:
-        if step.kind == "wait" and waited is not None and (step.instruction.text, step.barriers) == waited:
-            continue
         if step.kind == "wait":
-            waited = (step.instruction.text, step.barriers)
-        elif step.kind not in ("plain", "retry"):
-            waited = None
+            # Without the predicate that it writes: a try and its wait may differ in that.
+            asked = (step.instruction.operands.partition(",")[2], step.barriers)
+            if asked in tried:
+                continue
+            tried.add(asked)
+        elif step.kind not in _BETWEEN:
+            tried.clear()
         told = step if step.kind == "expect" else told
         lost = step.kind == "copy_in" and not all(barrier.resolved for _, barrier in step.barriers)
         out.append(dataclasses.replace(step, barriers=told.barriers) if lost and told is not None else step)

@@ -48,7 +48,7 @@ class RolesRun:
     waits: dict[tuple[str, str], float]
 
 
-def _step(state: State) -> None:
+def step(state: State) -> None:
     """Issue the next instruction; CodeError where all warps wait for something that never comes."""
     while True:
         chosen, best = None, math.inf
@@ -88,7 +88,7 @@ def run_roles(kernel: KernelRoles, costs: RoleCosts, ctas: int = 1) -> RolesRun:
     while len(matrix.laps) < _SETTLING + _AVERAGED:
         if not begun and len(matrix.laps) == _SETTLING:
             at, begun = dict(state.busy), [dict(warp.standing) for warp in state.warps]
-        _step(state)
+        step(state)
         if len(matrix.laps) > seen:
             seen, since = len(matrix.laps), state.count
         elif state.count - since > patience:
@@ -117,7 +117,7 @@ def tile_cycles(kernel: KernelRoles, costs: RoleCosts, iterations: int, ctas: in
     kernel = together(kernel, ctas)
     state = State(kernel, costs, iterations // kernel.unrolled, kernel.more_passes)
     while not all(warp.done for warp in state.warps):
-        _step(state)
+        step(state)
     return max(warp.free for warp in state.warps)
 
 
@@ -129,7 +129,7 @@ def pass_cycles(code: Sequence[RoleInstruction], costs: RoleCosts, beside: Seque
     named = tuple(Barrier(f"#{number}", 1, True, ()) for number in range(max(numbers, default=-1) + 1))
     state = State(KernelRoles("", "", tuple(roles), named), costs)
     while not state.warps[-1].done:
-        _step(state)
+        step(state)
     return state.warps[-1].free
 
 
