@@ -232,7 +232,7 @@ def forecast_binary(
     if grid is None:
         return found
     try:
-        cost = CtaCost(per_sm, run, 0.0, 0.0) if apart else cta_cost(roles, costs, per_sm)
+        cost = CtaCost(per_sm, run, 0.0, 0.0) if apart else cta_cost(roles, costs, per_sm, run)
     except CodeError:
         cost, no_ends = CtaCost(per_sm, run, 0.0, 0.0), True
     paced = replace(cost.steady, cycles=max(cost.steady.cycles, _floor(roles, machine, per_sm)))
@@ -321,8 +321,8 @@ def _product_lines(found: SteadyForecast, matrix: str) -> list[str]:
     return [
         f"An iteration of {matrix} takes {_least(found)}{found.cycles:,.0f} cycles for {found.flop / 1e6:.2f} MFLOP of an SM: the tensor core is busy "
         f"{found.tensor_share:.0%} of them.",
-        f"{found.machine['chip.sm_count']:.0f} SMs at the rated {found.mhz:.0f} MHz make {found.tflops:,.0f} TFLOP/s as long as all run the loop: masked "
-        "blocks, memory and",
+        f"{found.machine['chip.sm_count']:.0f} SMs at the rated {found.mhz:.0f} MHz make {found.tflops:,.0f} TFLOP/s as long as all run the loop: what "
+        "stands around it, memory and",
         "the power limit are not in it.",
     ]
 
@@ -391,7 +391,7 @@ def _left_out_lines(found: SteadyForecast) -> list[str]:
     counted = " The launch's iterations are counted as all of this one." if found.launch is not None else ""
     return [
         "",
-        f"Of each role {followed} is followed, others (masked blocks, remainders, other phases) are not.{counted}",
+        f"Of each role {followed} is followed, others (masks, remainders, other phases) are not.{counted}",
         *(
             f"  {_together(names)}: {len(others)} more loop{'s' if len(others) > 1 else ''}, of {' and '.join(map(str, others))} instructions"
             for others, names in told.items()

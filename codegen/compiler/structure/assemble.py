@@ -75,6 +75,11 @@ class _RoleReader:
         self._flow, self._values, self._group = flow, values, group
         self._actions = Actions(values, Places(values, group))
         self._block_of = {i: begin for begin, end in flow.ends.items() for i in range(begin, end)}
+        self._threads = {
+            (warp, lane): Thread(values, special_registers(warp, lane), None, group.reached.edges)
+            for warp in group.warps
+            for lane in _LANES
+        }
         self._spins = frozenset(b for loop in flow.loops if waits_only(flow, loop) for b in loop.blocks)
 
     def role(self, registers: int | None) -> Role:
@@ -122,7 +127,7 @@ class _RoleReader:
             step = dataclasses.replace(step, kind=note, note="")
         elif note:
             step = dataclasses.replace(step, note=note)
-        under = self._kind(index) if code.predicate and code.opcode != "BRA" else ""
+        under = self._kind(index) if code.predicate and code.opcode != "BRA" and step.kind != "plain" else ""
         sites = step.barriers
         if under == "warp" and sites:
             runs = frozenset(self._warps(index))
@@ -246,11 +251,8 @@ class _RoleReader:
 
     def _warps(self, index: int) -> tuple[int, ...]:
         """Warps that a guard lets through, where their index decides it and they differ; a branch's stay on the path."""
-        guard, edges = self._values.guard(index), self._group.reached.edges
-        told = {
-            warp: {Thread(self._values, special_registers(warp, lane), None, edges).number(guard) for lane in (0, 31)}
-            for warp in self._group.warps
-        }
+        guard = self._values.guard(index)
+        told = {warp: {self._threads[warp, lane].number(guard) for lane in (0, 31)} for warp in self._group.warps}
         if any(len(one) > 1 or None in one for one in told.values()) or len({*map(frozenset, told.values())}) < 2:
             return ()
         runs = 0 if self._flow.instructions[index].opcode == "BRA" else 1
@@ -261,16 +263,14 @@ class _RoleReader:
 
         (What one thread does for its warpgroup, the warp of it that is simulated does.)
         """
-        guard, edges = self._values.guard(index), self._group.reached.edges
+        guard = self._values.guard(index)
         if guard is None or len(self._group.warps) == 1:
             return self._group.warps
         off = 1 if self._flow.instructions[index].opcode == "BRA" else 0
         found = {
             warp // 4
             for warp in self._group.warps
-            if any(
-                Thread(self._values, special_registers(warp, lane), None, edges).number(guard) != off for lane in _LANES
-            )
+            if any(self._threads[warp, lane].number(guard) != off for lane in _LANES)
         }
         return tuple(warp for warp in self._group.warps if warp // 4 in found) or self._group.warps
 
