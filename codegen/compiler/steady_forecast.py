@@ -126,7 +126,7 @@ def _floor(kernel: KernelRoles, machine: Machine, per_sm: int) -> float:
     """Least cycles of an iteration of a kernel without products, which the simulator of its warps does not see: its bytes through L2."""
     if kernel.flop:
         return 0.0
-    return kernel.lane_bytes * per_sm / role_costs(machine).lane_bytes
+    return kernel.lane_bytes * per_sm / machine["l2.bytes_per_clk_per_sm"]
 
 
 def forecast_source(
@@ -204,8 +204,8 @@ def forecast_binary(
     binary: Binary, machine: Machine, warps: int | None = None, before: float | None = None, per_sm: int | None = None,
     grid: Grid | None = None, out_bytes: int = 0,
 ) -> SteadyForecast:  # fmt: skip
-    """The steady loop of a kernel on ``machine`` with ``per_sm`` CTAs on an SM (default: 1; of a kernel without products as many as
-    fit), and a launch of ``grid``; ``warps`` of a CTA where the file does not say; ``out_bytes`` are those that a role copies out in an
+    """The steady loop of a kernel on ``machine`` with ``per_sm`` CTAs on an SM (default: as many as fit, but 1 of a kernel with
+    products whose file does not say how much shared memory it takes), and a launch of ``grid``; ``warps`` of a CTA where the file does not say; ``out_bytes`` are those that a role copies out in an
     iteration, which no code tells.
 
     Raises BinaryError where the code is not for this machine, ShapeError for a kernel without loops that can be simulated,
@@ -223,7 +223,7 @@ def forecast_binary(
         roles, apart = kernel_roles(shape, out_bytes, lost=True), str(error)
     if per_sm is None:
         fit = ctas_that_fit(machine, shape.warps, binary.registers or 0, binary.shared_bytes or 0)
-        per_sm = 1 if roles.flop else fit
+        per_sm = fit if binary.shared_bytes is not None or not roles.flop else 1
     try:
         run = roles_apart(roles, costs, per_sm) if apart else run_roles(roles, costs, per_sm)
     except CodeError as error:

@@ -74,7 +74,7 @@ def forecast(
         typer.Option(
             "--ctas-per-sm",
             min=1,
-            help="CTAs that share an SM (default: 1; with --call, or where it multiplies nothing, as many as fit).",
+            help="CTAs that share an SM (default: as many as fit; 1 where FILE does not say what they take).",
         ),
     ] = None,
     call: Annotated[
