@@ -25,6 +25,7 @@ from tilecast.codegen.compiler.structure.candidates import (
     tile_ends,
 )
 from tilecast.codegen.compiler.structure.joined import joined
+from tilecast.codegen.compiler.structure.operands import operands_of
 from tilecast.codegen.compiler.structure.shape import Barrier, KernelShape, Loop, Role, Step
 from tilecast.codegen.compiler.structure.slots import (
     Steady,
@@ -288,15 +289,18 @@ def _told(steps: Sequence[Step]) -> tuple[Step, ...]:
     """Copies whose barrier is not known complete on the one that was told of them last; who tries and then waits waits once, also
     where several tries go ahead of the first wait."""
     out: list[Step] = []
-    tried: set[tuple[str, object]] = set()
+    tried: dict[tuple[str, object], int] = {}
     told: Step | None = None
     for step in steps:
         if step.kind == "wait":
-            # Without the predicate that it writes: a try and its wait may differ in that.
-            asked = (step.instruction.operands.partition(",")[2], step.barriers)
+            # By the barrier alone: a try and its wait may differ in the predicate that they write and where the parity stands.
+            asked = (operands_of(step.instruction.operands)[1], step.barriers)
             if asked in tried:
+                first = out[tried[asked]]
+                if first.instruction.predicate and step.amount >= 0:
+                    out[tried[asked]] = dataclasses.replace(first, amount=step.amount)
                 continue
-            tried.add(asked)
+            tried[asked] = len(out)
         elif step.kind not in _BETWEEN:
             tried.clear()
         told = step if step.kind == "expect" else told

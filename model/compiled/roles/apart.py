@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tilecast.model.compiled.costs import PARTITIONS
-from tilecast.model.compiled.roles.code import KernelRoles, RoleCode, RoleInstruction, together
+from tilecast.model.compiled.roles.code import MATRIX_KINDS, KernelRoles, RoleCode, RoleInstruction, together
 from tilecast.model.compiled.roles.costs import RoleCosts
 from tilecast.model.compiled.roles.run import RolesRun, step
 from tilecast.model.compiled.roles.state import State
@@ -17,18 +17,37 @@ _SETTLING, _AVERAGED = 4, 8
 
 def roles_apart(kernel: KernelRoles, costs: RoleCosts, ctas: int = 1) -> RolesRun:
     """Every role of ``ctas`` CTAs finds all barriers open: an iteration takes no less than the slowest role alone, than what they
-    take of a pipe of the sub-partition together, and than the products."""
+    take of a pipe of the sub-partition together, and than the products.
+
+    Roles count whose loops meet, at some barrier, the loops of those that multiply: others (an epilogue, once a tile) go round
+    less often.
+    """
     kernel = together(kernel, ctas)
     partition = kernel.roles[kernel.matrix].warp % PARTITIONS
     busy: Counter[str] = Counter()
     slowest = 0.0
-    for role in kernel.roles:
+    for role in _linked(kernel):
         cycles, taken = _alone(kernel, role, costs)
         slowest = max(slowest, cycles)
         here = role.warp % PARTITIONS == partition
         busy.update({name: count for name, count in taken.items() if here or name in ("tensor", "port")})
     found = {name: count / kernel.unrolled for name, count in busy.items()}
     return RolesRun(max(slowest / kernel.unrolled, *found.values()), found, {})
+
+
+def _linked(kernel: KernelRoles) -> list[RoleCode]:
+    """Roles that multiply, and those that meet them in their loops, or meet one that does; all where none multiplies."""
+    met = {role.name: {one.barrier for one in role.loop if one.barrier >= 0} for role in kernel.roles}
+    linked = [role for role in kernel.roles if any(one.kind in MATRIX_KINDS for one in role.loop)]
+    if not linked:
+        return list(kernel.roles)
+    grown = True
+    while grown:
+        known = set().union(*(met[role.name] for role in linked))
+        more = [role for role in kernel.roles if role not in linked and met[role.name] & known]
+        linked += more
+        grown = bool(more)
+    return linked
 
 
 def _alone(kernel: KernelRoles, role: RoleCode, costs: RoleCosts) -> tuple[float, dict[str, float]]:

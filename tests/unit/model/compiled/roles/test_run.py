@@ -194,11 +194,13 @@ def test_roles_that_arrive_by_turns_complete_a_phase_each() -> None:
 
 
 def test_roles_apart_take_no_less_than_the_slowest_and_than_what_they_share() -> None:
-    """Where no barrier is waited for: a role's own chain, a pipe that two fill, the products."""
+    """Where no barrier is waited for: a role's own chain, a pipe that two fill, the products; not what no loop of products meets."""
     slow = RoleCode("slow", 0, (), (*wait(0), *(one(stall=10),) * 20))
+    once = RoleCode("epilogue", 8, (), (*wait(1), *(one(stall=10),) * 99))
     stuck = kernel(
-        RoleCode("mma", 4, (), (*wait(0), product())), slow, barriers=(Barrier("K", 1, False, ((1, "arrive", 1),)),)
-    )
+        RoleCode("mma", 4, (), (*wait(0), product())), slow, once,
+        barriers=(Barrier("K", 1, False, ((1, "arrive", 1),)), Barrier("O", 1, False, ())),
+    )  # fmt: skip
     with pytest.raises(CodeError):
         run_roles(stuck, COSTS)
     found = roles_apart(stuck, COSTS)
