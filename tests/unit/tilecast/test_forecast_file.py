@@ -184,13 +184,13 @@ def test_a_generated_kernel_of_another_pass(name: str, capsys: pytest.CaptureFix
 
 
 #: The product in the loop of the listing.
-PRODUCT = "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], R24, gsb0"
+WGMMA = "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], R24, gsb0"
 
 
 def test_a_kernel_without_products_is_told_by_what_it_moves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its launch also as memory sees it; of an A100's code the A100 is the machine."""
     listing = tmp_path / "loads.sass"
-    listing.write_text(HOPPER.replace(PRODUCT, "LDG.E.128 R4, desc[UR4][R2.64]").replace("SM90", "SM80"))
+    listing.write_text(HOPPER.replace(WGMMA, "LDG.E.128 R4, desc[UR4][R2.64]").replace("SM90", "SM80"))
     asked = ("forecast", str(listing), "--warps", "4", "--ctas", "1080", "--iterations", "64")
     code, out, _ = run(capsys, *asked)
     assert code == 0 and "on NVIDIA A100" in out and "It multiplies no matrices there." in out and "keys" not in out
@@ -225,7 +225,7 @@ def test_what_cannot_be_forecast_is_one_sentence(
     listing = tmp_path / "loop.sass"
     listing.write_text(HOPPER)
     counts = tmp_path / "counts.sass"
-    counts.write_text(HOPPER.replace(PRODUCT, "IADD3 R1, R1, 0x1, RZ"))
+    counts.write_text(HOPPER.replace(WGMMA, "IADD3 R1, R1, 0x1, RZ"))
     files = {"LISTING": str(listing), "COUNTS": str(counts)}
     code, out, err = run(capsys, "forecast", *(files.get(one, one) for one in arguments))
     assert code == 2 and not out and text in err and err.count("\n") == 1
