@@ -90,14 +90,8 @@ def forecast(
     from tilecast.cli.progress import Screen, quiet_at_exit
     from tilecast.cli.tables import show
     from tilecast.codegen.compiler.binary import read_binary
-    from tilecast.codegen.compiler.steady_forecast import (
-        MACHINES,
-        Grid,
-        as_dict,
-        as_text,
-        forecast_binary,
-        forecast_source,
-    )
+    from tilecast.codegen.compiler.steady_answer import as_dict, as_text
+    from tilecast.codegen.compiler.steady_forecast import MACHINES, Grid, forecast_binary, forecast_source
     from tilecast.model.machine.machine import load_machine
 
     quiet_at_exit()
@@ -142,7 +136,8 @@ def _show_launch(
     from tilecast.base.module_file import module_of
     from tilecast.cli.tables import show
     from tilecast.codegen.compiler.compile import CompileError
-    from tilecast.codegen.compiler.steady_forecast import as_dict, as_text, forecast_launch
+    from tilecast.codegen.compiler.steady_answer import as_dict, as_text
+    from tilecast.codegen.compiler.steady_forecast import forecast_launch
     from tilecast.emulator.call import evaluated
     from tilecast.emulator.cuda_on_cpu import cuda_on_cpu
 

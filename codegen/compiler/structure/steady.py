@@ -159,6 +159,15 @@ def loops_left_out(shape: KernelShape) -> dict[int, tuple[int, ...]]:
     return found
 
 
+def tile_ends_left_out(shape: KernelShape) -> dict[int, int]:
+    """Warp -> instructions of its role's steady loop that end a tile, under a branch, and are no part of an iteration."""
+    found = {}
+    for role, loops in candidates(_joined(shape)).items():
+        ends = sum(tile_ends(steady_of(loops, multiplies(shape))[1]).values()) if loops else 0
+        found.update(dict.fromkeys(role.warps, ends) if ends else {})
+    return found
+
+
 def _joined(shape: KernelShape) -> KernelShape:
     multiplying = multiplies(shape)
     return joined(shape, {role: steady_of(loops, multiplying)[1] for role, loops in candidates(shape).items() if loops})
