@@ -16,8 +16,6 @@ _LARGEST_RING = 16
 _LANES = 32
 #: An address in a cluster's shared memory has the CTA's rank above it.
 _RANK = 24
-#: How PRMT puts a rank there, and the table of LOP3 that is the first word and the second.
-_RANKED, _AND = 0x654, 0xC0
 _THREAD = frozenset((("special", "SR_TID.X"), ("special", "SR_LANEID")))
 Sites = tuple[tuple[tuple[int, ...], Barrier], ...]
 
@@ -127,8 +125,6 @@ class Places:
         return ()
 
     def _one(self, value: int, warp: int, around: Sequence[Loop], named: bool) -> Barrier:
-        if not named:
-            value = self._in_own(value)
         first, second = (self._numbers(value, warp, rank, around) for rank in (0, 1))
         if not first:
             return self._unknown(value, warp, named)
@@ -138,22 +134,6 @@ class Places:
         own = ranks == (0, 1) or not self._ranked(value)
         owner = "own" if own else "leader" if ranks == (0, 0) else "peer"
         return Barrier(False, tuple(sorted({place & (1 << _RANK) - 1 for place in first})), owner)
-
-    def _in_own(self, value: int) -> int:
-        """``value`` with the place in the CTA's own shared memory for one in that of a CTA which each lane chooses: such arrivals
-        come to every CTA of the cluster alike."""
-        nodes = self._values.graph.nodes
-        kind, *rest = nodes[value]
-        if kind == "choose" and self.number(int(rest[0])) is None:
-            inner = self._in_own(int(rest[1]))
-            return value if inner == int(rest[1]) else inner
-        if rest[:1] == ["add"]:
-            parts = [self._in_own(int(one)) for one in rest[2:]]
-            return value if parts == list(rest[2:]) else self._values.graph.of("f", "add", "", *parts)
-        if rest[:1] == ["prmt"] and self.number(int(rest[3])) == _RANKED and self.number(int(rest[2])) is None:
-            mask = self._values.graph.number((1 << _RANK) - 1)
-            return self._values.graph.of("f", "lop3", "", int(rest[4]), mask, mask, self._values.graph.number(_AND))
-        return value
 
     def _ranked(self, value: int) -> bool:
         return any(self._values.graph.nodes[one] == ("special", "SR_CgaCtaId") for one in self._rests_on(value))
