@@ -75,7 +75,7 @@ def read_binary(path: str | Path, arch: str | None = None, kernel: str | None = 
     file = Path(path)
     if not file.exists():
         raise BinaryError(f"{path}: expected a cubin, a fatbin, a Triton cache folder or a listing, found none")
-    return _load(_choose(str(path), list(_candidates(file)), arch, kernel))
+    return _load(_choose(str(path), list(_candidates(file, arch)), arch, kernel))
 
 
 def from_cubin(cubin: bytes, file: str, target: str, kernel: str) -> Binary:
@@ -86,12 +86,12 @@ def from_cubin(cubin: bytes, file: str, target: str, kernel: str) -> Binary:
     )
 
 
-def _candidates(file: Path) -> Iterable[_Candidate]:
+def _candidates(file: Path, arch: str | None = None) -> Iterable[_Candidate]:
     if file.is_dir():
         return _of_folder(file)
     data = file.read_bytes()
     if data[:4] == _FATBIN or is_host_elf(data):
-        return _of_fatbin(file)
+        return _of_fatbin(file, arch)
     if data[:4] == MAGIC:
         return _of_cubin(str(file), data, _metadata(file.with_suffix(".json")))
     return _of_listing(file, data)
@@ -135,15 +135,23 @@ def _of_cubin(file: str, data: bytes, beside: dict[str, Any] | None = None) -> l
     ]
 
 
-def _of_fatbin(file: Path) -> list[_Candidate]:
-    """Kernels of the cubins inside a fatbin, an object or a library that the tool can unpack; other architectures are left out."""
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [str(tool("cuobjdump")), "-xelf", "all", str(file.resolve())], cwd=folder, capture_output=True, text=True, check=False
-        )  # fmt: skip
-        cubins = [(one.name, one.read_bytes()) for one in sorted(Path(folder).glob("*.cubin"))]
-    if not cubins:
+def _of_fatbin(file: Path, arch: str | None = None) -> list[_Candidate]:
+    """Kernels of the cubins inside a fatbin, an object or a library that the tool can unpack; other architectures are left out.
+
+    With ``arch`` only its cubins are unpacked, where there are some: libraries hold thousands.
+    """
+    asked = [arch.rstrip("a")] if arch is not None else []
+    cubins, said = [], []
+    for which in (*asked, "all"):
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run(
+                [str(tool("cuobjdump")), "-xelf", which, str(file.resolve())], cwd=folder, capture_output=True, text=True, check=False
+            )  # fmt: skip
+            cubins = [(one.name, one.read_bytes()) for one in sorted(Path(folder).glob("*.cubin"))]
+        if cubins:
+            break
         said = (done.stderr or done.stdout).strip().splitlines()
+    if not cubins:
         raise BinaryError(
             f"{file}: expected device code inside, found none ({said[-1] if said else 'cuobjdump is silent'})"
         )
