@@ -62,6 +62,7 @@ class _Candidate:
     cluster: int = 1
     table: tuple[int, ...] = ()
     beside: tuple[tuple[str, Any], ...] = ()
+    symbol: int = -1
 
 
 def read_binary(path: str | Path, arch: str | None = None, kernel: str | None = None) -> Binary:
@@ -74,21 +75,23 @@ def read_binary(path: str | Path, arch: str | None = None, kernel: str | None = 
     file = Path(path)
     if not file.exists():
         raise BinaryError(f"{path}: expected a cubin, a fatbin, a Triton cache folder or a listing, found none")
-    return _load(_choose(str(path), list(_candidates(file)), arch, kernel))
+    return _load(_choose(str(path), list(_candidates(file, arch)), arch, kernel))
 
 
 def from_cubin(cubin: bytes, file: str, target: str, kernel: str) -> Binary:
     """The kernel of a cubin that was compiled here."""
     entry = next(entry for entry in read_cubin(cubin).entries if entry.name == kernel)
-    return _load(_Candidate(file, kernel, target, cubin, "", entry.threads, entry.cluster, entry.table))
+    return _load(
+        _Candidate(file, kernel, target, cubin, "", entry.threads, entry.cluster, entry.table, symbol=entry.symbol)
+    )
 
 
-def _candidates(file: Path) -> Iterable[_Candidate]:
+def _candidates(file: Path, arch: str | None = None) -> Iterable[_Candidate]:
     if file.is_dir():
         return _of_folder(file)
     data = file.read_bytes()
     if data[:4] == _FATBIN or is_host_elf(data):
-        return _of_fatbin(file)
+        return _of_fatbin(file, arch)
     if data[:4] == MAGIC:
         return _of_cubin(str(file), data, _metadata(file.with_suffix(".json")))
     return _of_listing(file, data)
@@ -126,21 +129,29 @@ def _of_cubin(file: str, data: bytes, beside: dict[str, Any] | None = None) -> l
         )
     facts = tuple((beside or {}).items())
     return [
-        _Candidate(file, entry.name, target, data, "", entry.threads, entry.cluster, entry.table, facts)
+        _Candidate(file, entry.name, target, data, "", entry.threads, entry.cluster, entry.table, facts, entry.symbol)
         for entry in cubin.entries
         if entry.has_code
     ]
 
 
-def _of_fatbin(file: Path) -> list[_Candidate]:
-    """Kernels of the cubins inside a fatbin, an object or a library that the tool can unpack; other architectures are left out."""
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [str(tool("cuobjdump")), "-xelf", "all", str(file.resolve())], cwd=folder, capture_output=True, text=True, check=False
-        )  # fmt: skip
-        cubins = [(one.name, one.read_bytes()) for one in sorted(Path(folder).glob("*.cubin"))]
-    if not cubins:
+def _of_fatbin(file: Path, arch: str | None = None) -> list[_Candidate]:
+    """Kernels of the cubins inside a fatbin, an object or a library that the tool can unpack; other architectures are left out.
+
+    With ``arch`` only its cubins are unpacked, where there are some: libraries hold thousands.
+    """
+    asked = [arch.rstrip("a")] if arch is not None else []
+    cubins, said = [], []
+    for which in (*asked, "all"):
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run(
+                [str(tool("cuobjdump")), "-xelf", which, str(file.resolve())], cwd=folder, capture_output=True, text=True, check=False
+            )  # fmt: skip
+            cubins = [(one.name, one.read_bytes()) for one in sorted(Path(folder).glob("*.cubin"))]
+        if cubins:
+            break
         said = (done.stderr or done.stdout).strip().splitlines()
+    if not cubins:
         raise BinaryError(
             f"{file}: expected device code inside, found none ({said[-1] if said else 'cuobjdump is silent'})"
         )
@@ -204,7 +215,7 @@ def _names(found: Iterable[_Candidate]) -> str:
 def _load(one: _Candidate) -> Binary:
     where = f"{one.file}: {one.kernel[:_NAME]}" if one.kernel else one.file
     try:
-        instructions = disassemble(one.cubin, one.kernel) if one.cubin else parse_listing(one.text)
+        instructions = disassemble(one.cubin, one.kernel, one.symbol) if one.cubin else parse_listing(one.text)
         used = resources(one.cubin, one.kernel) if one.cubin else None
     except CompileError as error:
         if "Cannot decode architecture" in str(error):

@@ -14,6 +14,8 @@ _EM_CUDA = 190
 _CODE, _INFO, _TABLE = ".text.", ".nv.info.", ".nv.constant2."
 #: Attributes of `.nv.info`: threads of a CTA as the launch must have them, as it may have at most; CTAs of a cluster.
 _REQUIRED_THREADS, _MAX_THREADS, _CLUSTER = 0x10, 0x05, 0x3D
+#: An entry of the table of symbols (name, type, visibility, section, value, size), and the type that is a function.
+_SYMBOL, _FUNCTION = struct.Struct("<IBBHQQ"), 2
 #: Format of an attribute whose value follows in as many bytes as its header says.
 _SIZED = 0x04
 
@@ -35,6 +37,8 @@ class Entry:
     has_code: bool
     #: Words of its own constant bank (c[0x2]): where branches through tables lead, from the kernel's begin.
     table: tuple[int, ...] = ()
+    #: Its place in the table of symbols, by which the disassembler takes one kernel of many; -1: it has none.
+    symbol: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,18 @@ def read_cubin(data: bytes) -> Cubin:
     capability = flags >> 8 & 0xFF if abi >= 8 else flags & 0xFF
     sections = _sections(data)
     names = [name.removeprefix(_CODE) for name in sections if name.startswith(_CODE)]
-    return Cubin(capability, tuple(_entry(name, sections) for name in names))
+    symbols = _functions(sections)
+    return Cubin(capability, tuple(_entry(name, sections, symbols.get(name, -1)) for name in names))
+
+
+def _functions(sections: dict[str, bytes]) -> dict[str, int]:
+    """Functions of the table of symbols, and where they stand in it."""
+    table, names, found = sections.get(".symtab", b""), sections.get(".strtab", b""), {}
+    for i in range(len(table) // _SYMBOL.size):
+        name, info, *_ = _SYMBOL.unpack_from(table, i * _SYMBOL.size)
+        if info & 15 == _FUNCTION:
+            found[names[name : names.find(b"\0", name)].decode(errors="replace")] = i
+    return found
 
 
 def _sections(data: bytes) -> dict[str, bytes]:
@@ -90,7 +105,7 @@ def _sections(data: bytes) -> dict[str, bytes]:
         raise ElfError("its table of sections is cut off or damaged") from None
 
 
-def _entry(name: str, sections: dict[str, bytes]) -> Entry:
+def _entry(name: str, sections: dict[str, bytes], symbol: int) -> Entry:
     found = _attributes(sections.get(_INFO + name, b""))
     words = sections.get(_TABLE + name, b"")
 
@@ -103,7 +118,7 @@ def _entry(name: str, sections: dict[str, bytes]) -> Entry:
 
     threads = volume(_REQUIRED_THREADS) or volume(_MAX_THREADS)
     table = struct.unpack(f"<{len(words) // 4}I", words[: len(words) // 4 * 4])
-    return Entry(name, threads, max(1, volume(_CLUSTER)), any(sections[_CODE + name]), table)
+    return Entry(name, threads, max(1, volume(_CLUSTER)), any(sections[_CODE + name]), table, symbol)
 
 
 def _attributes(info: bytes) -> dict[int, bytes]:

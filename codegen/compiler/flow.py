@@ -198,7 +198,16 @@ class Flow:
         ways = [one for one in self.follows(at) if one in inside and one not in seen]
         if len(ways) == 2 and (self._votes(at) or (not masked and self._hides(ways[0], ways[1]))):
             ways.reverse()
+        if self.instructions[self.ends[at] - 1].taken_together is not None:
+            return self._together(at, ways)
         return self._best(ways, inside, left, seen)
+
+    def _together(self, at: int, ways: list[int]) -> int | None:
+        """Where a warp goes whose lanes run together, at a branch that asks for that."""
+        branch = self.instructions[self.ends[at] - 1]
+        taken = [one for one in ways if self.instructions[one].address == branch.target]
+        left = taken if branch.taken_together else [one for one in ways if one not in taken]
+        return next(iter(left or ways), None)
 
     def _after(self, loop: Loop, inside: Collection[int], left: Mapping[int, Loop], seen: set[int]) -> int | None:
         """Where the path goes on when ``loop`` is done: from the branch that repeats it where that one can also leave."""

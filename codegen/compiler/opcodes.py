@@ -32,7 +32,7 @@ class Opcode:
 _ROWS: tuple[tuple[str, str, str, str, bool, str], ...] = (
     ("mufu", "lane", "", "", False, "MUFU"),
     # Integer multiplications run there as well, and the moves that compilers write as one.
-    ("fma", "lane", "", "", False, "FFMA FADD FMUL IMAD HFMA2"),
+    ("fma", "lane", "", "", False, "FFMA FADD FMUL IMAD HFMA2 FHADD FHFMA"),
     ("fma", "packed", "", "", False, "FFMA2 FADD2 FMUL2"),
     ("alu", "lane", "", "", False,
      "FMNMX FMNMX3 FSEL FSETP LOP3 ISETP SEL F2FP PRMT SHF VIADD LEA PLOP3 IADD3 MOV IABS VIMNMX I2FP P2R R2P"),

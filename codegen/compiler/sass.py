@@ -25,7 +25,7 @@ _GUARD = re.compile(r"^!?U?P\d\b")
 #: nvdisasm's remarks inside an instruction, such as the targets of an indirect branch.
 _REMARK = re.compile(r'\s*\(\*".*?"\*\)')
 #: Opcodes after which a warp does not go on with the next instruction, unless they are predicated.
-_ENDS = frozenset(("EXIT", "RET", "BRX", "JMX"))
+_ENDS = frozenset(("EXIT", "RET", "BRX", "BRXU", "JMX", "JMXU", "KILL"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,17 @@ class Instruction:
         return self.targets[0] if self.opcode == "BRA" and self.targets else None
 
     @property
+    def taken_together(self) -> bool | None:
+        """Whether a branch that asks if the warp's lanes run together (DIV, CONV) is taken where they do; None of all else."""
+        forms = self.modifiers.split(".") if self.opcode == "BRA" else ()
+        return False if "DIV" in forms else True if "CONV" in forms else None
+
+    @property
     def conditional(self) -> bool:
-        """Whether it may do nothing: under a predicate, or a branch with one among its operands."""
-        return bool(self.predicate) or (self.opcode == "BRA" and _GUARD.match(self.operands) is not None)
+        """Whether it may do nothing: under a predicate, or a branch with one among its operands or one on divergence."""
+        return bool(self.predicate) or (
+            self.opcode == "BRA" and (self.taken_together is not None or _GUARD.match(self.operands) is not None)
+        )
 
     @property
     def goes_on(self) -> bool:
@@ -107,9 +115,14 @@ def resources(cubin: bytes, kernel: str = "") -> Resources:
     return Resources(int(found.group(1)), int(found.group(2)))
 
 
-def disassemble(cubin: bytes, kernel: str = "") -> tuple[Instruction, ...]:
-    """Instructions of ``kernel`` (default: the one kernel) in ``cubin``, in address order; CompileError when there are none."""
-    text = _run("nvdisasm", "-c", cubin, "-hex")
+def disassemble(cubin: bytes, kernel: str = "", symbol: int = -1) -> tuple[Instruction, ...]:
+    """Instructions of ``kernel`` (default: the one kernel) in ``cubin``, in address order; CompileError when there are none.
+
+    ``symbol`` is its place in the table of symbols, where that is known: libraries hold hundreds of kernels, and only one is
+    disassembled then.
+    """
+    alone = ("-fun", str(symbol)) if symbol >= 0 else ()
+    text = _run("nvdisasm", "-c", cubin, "-hex", *alone)
     if kernel:
         text = next((part.text for part in split_listing(text) if part.kernel == kernel), "")
     return parse_listing(text)

@@ -71,7 +71,11 @@ def forecast(
     ] = None,
     per_sm: Annotated[
         int | None,
-        typer.Option("--ctas-per-sm", min=1, help="CTAs that share an SM (default: 1; with --call as many as fit)."),
+        typer.Option(
+            "--ctas-per-sm",
+            min=1,
+            help="CTAs that share an SM (default: as many as fit; 1 where FILE does not say what they take).",
+        ),
     ] = None,
     call: Annotated[
         str | None,
@@ -82,18 +86,12 @@ def forecast(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Forecast any kernel with a loop of matrix products from its machine code: cycles, busy units, who waits where, its time."""
+    """Forecast any kernel with a loop from its machine code: cycles, busy units, who waits where, its time."""
     from tilecast.cli.progress import Screen, quiet_at_exit
     from tilecast.cli.tables import show
     from tilecast.codegen.compiler.binary import read_binary
-    from tilecast.codegen.compiler.steady_forecast import (
-        MACHINES,
-        Grid,
-        as_dict,
-        as_text,
-        forecast_binary,
-        forecast_source,
-    )
+    from tilecast.codegen.compiler.steady_answer import as_dict, as_text
+    from tilecast.codegen.compiler.steady_forecast import MACHINES, Grid, forecast_binary, forecast_source
     from tilecast.model.machine.machine import load_machine
 
     quiet_at_exit()
@@ -127,7 +125,7 @@ def forecast(
                     "simulated yet", param_hint="'FILE'",
                 )  # fmt: skip
             chip = chip or changes.of(load_machine(MACHINES[binary.target]))
-            found = forecast_binary(binary, chip, warps, per_sm=per_sm or 1, grid=grid)
+            found = forecast_binary(binary, chip, warps, per_sm=per_sm, grid=grid)
     show(as_text(found), as_dict(found), as_json)
 
 
@@ -138,7 +136,8 @@ def _show_launch(
     from tilecast.base.module_file import module_of
     from tilecast.cli.tables import show
     from tilecast.codegen.compiler.compile import CompileError
-    from tilecast.codegen.compiler.steady_forecast import as_dict, as_text, forecast_launch
+    from tilecast.codegen.compiler.steady_answer import as_dict, as_text
+    from tilecast.codegen.compiler.steady_forecast import forecast_launch
     from tilecast.emulator.call import evaluated
     from tilecast.emulator.cuda_on_cpu import cuda_on_cpu
 

@@ -30,7 +30,9 @@ _MATRICES = re.compile(r"\.M88(?:\.(\d))?\b")
 #: Banks of shared memory, of 4 bytes each; lanes of a warp.
 _BANKS, _LANES = 32, 32
 #: K of a tcgen05 product by kind; tf32's is half of the 16-bit types'.
-_K = {"UTCHMMA": 16, "UTCQMMA": 32, "UTCIMMA": 32}
+_K = {"UTCHMMA": 16, "UTCQMMA": 32, "UTCIMMA": 32, "UTCOMMA": 64}
+#: Bit of a descriptor with block scales that says K = 96 in place of 64.
+_LONG_K = 31
 _TF32 = 2
 _PLAIN = {
     "FENCE": "fence", "MEMBAR": "fence", "ELECT": "elect", "R2UR": "to_uniform", "LDGDEPBAR": "group", "UTMACMDFLUSH": "group",
@@ -80,12 +82,12 @@ class Actions:
         if not operands:
             return Step(code, "plain")
         at = next((one for one in operands if "[" in one), "")
-        address = self.values.address(index, at) if at else None
+        address = self._under(index, self.values.address(index, at)) if at else None
         sites = self.places.barrier(address, around) if at else ()
         first = self._first(sites, address)
         last = self.places.number(self.values.of(index, operands[-1]), self.values.guard(index))
         if "PHASECHK" in forms:
-            phase = self.places.at_first(self.values.of(index, operands[-1]))
+            phase = self.places.at_first(self._under(index, self.values.of(index, operands[-1])))
             return Step(code, "wait", sites, -1 if phase is None else phase >> _PARITY & 1, first=first)
         if "EXCH" in forms:
             # An elected thread sets barriers up; what it writes was computed under a vote of its own.
@@ -104,7 +106,7 @@ class Actions:
     def _shared(self, index: int, code: Instruction) -> Step:
         """A load or store of shared memory by lanes: registers of a lane, wavefronts of a warp."""
         matrices = _MATRICES.search(code.modifiers)
-        registers = int(matrices.group(1) or 1) if matrices else _lane_bytes(code.modifiers) // 4
+        registers = int(matrices.group(1) or 1) if matrices else lane_bytes(code.modifiers) // 4
         least = registers
         if not matrices:
             at = next((one for one in operands_of(code.operands) if "[" in one), "")
@@ -141,13 +143,16 @@ class Actions:
         held = self.places.number(self.values.of(index, named.group(1))) if named else None
         if held is None or depth is None:
             return (0, 0, 0)
-        half = code.opcode == "UTCHMMA" and held >> 7 & 7 == _TF32
-        return (held >> 24 & 31) << 4, (held >> 17 & 63) << 3, depth // 2 if half else depth
+        if code.opcode == "UTCHMMA" and held >> 7 & 7 == _TF32:
+            depth //= 2
+        if code.opcode == "UTCOMMA" and held >> _LONG_K & 1:
+            depth = 96
+        return (held >> 24 & 31) << 4, (held >> 17 & 63) << 3, depth
 
     def _copy(self, index: int, code: Instruction, around: Sequence[Loop]) -> Step:
         opcode, forms = code.opcode, code.modifiers
         if opcode == "LDGSTS":
-            return Step(code, "copy_in", amount=_lane_bytes(forms))
+            return Step(code, "copy_in", amount=lane_bytes(forms))
         pair, multicast = ".2CTA" in forms, "MULTICAST" in forms
         if opcode == "UTCCP":
             return Step(code, "copy_in", pair=pair, multicast=multicast)
@@ -172,6 +177,9 @@ class Actions:
         guard = self.values.guard(index)
         while value is not None and guard is not None and self.values.graph.nodes[value][:2] == ("choose", guard):
             value = int(self.values.graph.nodes[value][2])
+        if value is not None and guard is not None and self.values.graph.nodes[value][:2] == ("f", "add"):
+            parts = [self._under(index, int(one)) for one in self.values.graph.nodes[value][3:]]
+            return self.values.graph.of("f", "add", "", *(one for one in parts if one is not None))
         return value
 
 
@@ -199,9 +207,9 @@ def _fullest(words: Sequence[Sequence[int]]) -> int:
     return max(banks.values())
 
 
-def _lane_bytes(modifiers: str) -> int:
-    """Bytes of a lane, in whole registers."""
-    return 16 if ".128" in modifiers else 8 if ".64" in modifiers else 4
+def lane_bytes(modifiers: str) -> int:
+    """Bytes of a lane, in whole registers; of a load of 32, as Blackwell has them, all."""
+    return 32 if ".256" in modifiers else 16 if ".128" in modifiers else 8 if ".64" in modifiers else 4
 
 
 def _last(code: Instruction) -> int:

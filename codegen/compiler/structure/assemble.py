@@ -15,6 +15,9 @@ from tilecast.codegen.compiler.structure.roles import MOST_WARPS, Dispatch, Warp
 from tilecast.codegen.compiler.structure.shape import Barrier, Guard, KernelShape, Loop, Role, Step
 from tilecast.codegen.compiler.structure.values import Values
 
+#: Lanes that speak for a warp; what one thread does for all.
+_LANES = (0, 1, 31)
+_ONE_FOR_ALL = ("matrix", "copy_in", "copy_out", "commit", "arrive", "expect")
 _POLLS = ("SYNCS", "UTCATOMSWS", "USETMAXREG")
 Path = list[int | FlowLoop]
 
@@ -31,7 +34,8 @@ def kernel_shape(binary: Binary, warps: int | None = None) -> KernelShape:
     where = f"{binary.file}: {binary.kernel}" if binary.kernel else binary.file
     count = binary.warps or warps
     if count is None:
-        raise ShapeError(f"{where}: a listing does not say how many warps a CTA has: say --warps")
+        said = "the code gives no launch bounds and" if binary.registers is not None else "a listing"
+        raise ShapeError(f"{where}: {said} does not say how many warps a CTA has: say --warps")
     if not 1 <= count <= MOST_WARPS:
         raise ShapeError(f"{where}: expected 1 to {MOST_WARPS} warps of a CTA, got {count}")
     flow = Flow(binary.instructions)
@@ -71,6 +75,11 @@ class _RoleReader:
         self._flow, self._values, self._group = flow, values, group
         self._actions = Actions(values, Places(values, group))
         self._block_of = {i: begin for begin, end in flow.ends.items() for i in range(begin, end)}
+        self._threads = {
+            (warp, lane): Thread(values, special_registers(warp, lane), None, group.reached.edges)
+            for warp in group.warps
+            for lane in _LANES
+        }
         self._spins = frozenset(b for loop in flow.loops if waits_only(flow, loop) for b in loop.blocks)
 
     def role(self, registers: int | None) -> Role:
@@ -97,13 +106,17 @@ class _RoleReader:
             )
             for i, one in enumerate(order)
         }
-        guards, marks, notes = self._guards(path, loop if name else None, blocks, chain)
+        guards, marks, notes, runs = self._guards(path, loop if name else None, blocks, chain)
         body: list[Step | Loop] = []
         for at, one in enumerate(path):
             if isinstance(one, FlowLoop):
                 body.append(dataclasses.replace(built[one.header], guard=marks.get(at, "")))
             else:
-                body.append(self._step(one, chain, marks.get(at, ""), notes.get(one, "")))
+                step = self._step(one, chain, marks.get(at, ""), notes.get(one, ""))
+                mine = runs.get(at, self._group.warps)
+                if step.kind in _ONE_FOR_ALL and step.instruction.predicate:
+                    mine = tuple(warp for warp in self._running(one) if warp in mine) or mine
+                body.append(dataclasses.replace(step, runs=mine) if mine != self._group.warps else step)
         beside = tuple(built[one.header] for one in order if one not in met)
         return Loop(name, self._flow.instructions[loop.header].address, tuple(body), tuple(guards), beside)
 
@@ -114,7 +127,7 @@ class _RoleReader:
             step = dataclasses.replace(step, kind=note, note="")
         elif note:
             step = dataclasses.replace(step, note=note)
-        under = self._kind(index) if code.predicate and code.opcode != "BRA" else ""
+        under = self._kind(index) if code.predicate and code.opcode != "BRA" and step.kind != "plain" else ""
         sites = step.barriers
         if under == "warp" and sites:
             runs = frozenset(self._warps(index))
@@ -125,12 +138,14 @@ class _RoleReader:
 
     def _guards(
         self, path: Path, loop: FlowLoop | None, blocks: frozenset[int], chain: Sequence[FlowLoop]
-    ) -> tuple[list[Guard], dict[int, str], dict[int, str]]:
-        """(guards, place in the path -> name of its guard, instruction -> what the branch or the poll there is)."""
+    ) -> tuple[list[Guard], dict[int, str], dict[int, str], dict[int, tuple[int, ...]]]:
+        """(guards, place in the path -> name of its outermost guard, instruction -> what the branch or the poll there is, place in
+        the path -> warps that get there)."""
         place = {one if isinstance(one, int) else one.header: at for at, one in enumerate(path)}
         guards: list[Guard] = []
         marks: dict[int, str] = {}
         notes: dict[int, str] = {}
+        runs: dict[int, tuple[int, ...]] = {}
         for at, index in enumerate(path):
             if not isinstance(index, int) or self._flow.ends[self._block_of[index]] != index + 1:
                 continue
@@ -146,6 +161,13 @@ class _RoleReader:
                 notes[index] = "exit"
                 continue
             end = place.get(other)
+            if end is not None:
+                inside = (self._warps(index) if loop else ()) or self._running(index)
+                runs |= {
+                    i: tuple(warp for warp in runs.get(i, inside) if warp in inside)
+                    for i in range(at + 1, end)
+                    if inside != self._group.warps
+                }
             if loop is None or (end is not None and end <= at + 1):
                 continue
             notes[index] = "guard"
@@ -162,7 +184,7 @@ class _RoleReader:
                 else ()
             )
             guards.append(Guard(name, kind, self._flow.instructions[index].address, away, self._warps(index), turns))
-        return guards, marks, notes
+        return guards, marks, notes, runs
 
     def _other_way(self, path: Path, at: int, index: int) -> int | None:
         """The block that the branch at ``index`` can go to and the path does not; None where there is no choice."""
@@ -229,15 +251,28 @@ class _RoleReader:
 
     def _warps(self, index: int) -> tuple[int, ...]:
         """Warps that a guard lets through, where their index decides it and they differ; a branch's stay on the path."""
-        guard, edges = self._values.guard(index), self._group.reached.edges
-        told = {
-            warp: {Thread(self._values, special_registers(warp, lane), None, edges).number(guard) for lane in (0, 31)}
-            for warp in self._group.warps
-        }
+        guard = self._values.guard(index)
+        told = {warp: {self._threads[warp, lane].number(guard) for lane in (0, 31)} for warp in self._group.warps}
         if any(len(one) > 1 or None in one for one in told.values()) or len({*map(frozenset, told.values())}) < 2:
             return ()
         runs = 0 if self._flow.instructions[index].opcode == "BRA" else 1
         return tuple(warp for warp, one in told.items() if one == {runs})
+
+    def _running(self, index: int) -> tuple[int, ...]:
+        """Warps in whose warpgroup a thread may run an instruction, or what stands behind a branch; all where nothing tells them apart.
+
+        (What one thread does for its warpgroup, the warp of it that is simulated does.)
+        """
+        guard = self._values.guard(index)
+        if guard is None or len(self._group.warps) == 1:
+            return self._group.warps
+        off = 1 if self._flow.instructions[index].opcode == "BRA" else 0
+        found = {
+            warp // 4
+            for warp in self._group.warps
+            if any(self._threads[warp, lane].number(guard) != off for lane in _LANES)
+        }
+        return tuple(warp for warp in self._group.warps if warp // 4 in found) or self._group.warps
 
     def _away(
         self, begin: int, blocks: frozenset[int], known: set[int], chain: Sequence[FlowLoop], name: str

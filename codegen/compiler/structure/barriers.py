@@ -30,6 +30,8 @@ class Places:
         self._bases: dict[tuple[int, ...], str] = {}
         self._found: dict[tuple[int, tuple[int, ...], bool], Sites] = {}
         self._counters: dict[tuple[int, int], Counters] = {}
+        #: Lane -> phis as they are when their loops are entered.
+        self._begun: dict[int, dict[int, int | None]] = {}
 
     def barrier(self, value: int | None, around: Sequence[Loop], named: bool = False) -> Sites:
         """(warps, barrier) of an address or a number in the loops ``around`` it, outermost first."""
@@ -48,11 +50,23 @@ class Places:
 
     def at_first(self, value: int | None) -> int | None:
         """The number that a value is for the group's first warp the first time it is asked for: loops have just been entered."""
-        return self._entered(value, {})
+        return self._first_seen(value, 0)
 
     def by_lane(self, value: int | None) -> tuple[int | None, ...]:
         """`at_first` for every lane of the group's first warp."""
-        return tuple(self._entered(value, {}, lane) for lane in range(_LANES))
+        return tuple(self._first_seen(value, lane) for lane in range(_LANES))
+
+    def _first_seen(self, value: int | None, lane: int) -> int | None:
+        """`_entered` with what earlier questions of this lane told: every number, and what is unknown for good."""
+        if value is None:
+            return None
+        begun = self._begun.setdefault(lane, {})
+        for phi in frontier(self._values, value) - begun.keys():
+            entries: dict[int, int | None] = {**begun, phi: None}
+            # Without another phi that is being looked at, nothing could tell more about this one later.
+            begun[phi] = self._on_entry(phi, entries, lane)
+            begun |= {one: number for one, number in entries.items() if number is not None}
+        return self._entered(value, dict(begun), lane)
 
     def _entered(self, value: int | None, entries: dict[int, int | None], lane: int = 0) -> int | None:
         """The number of ``value``; ``entries`` holds phis as far as they are known, None for those that are being looked at."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Mapping
 
 from tilecast.codegen.compiler.structure import arithmetic as word
@@ -44,12 +45,25 @@ def _minmax(mode: str, a: Args) -> int:
 
 
 def _decided(name: str, mode: str, held: list[int | None]) -> int | None:
-    """What half of a condition decides alone: false and anything, true or anything; None where it does not."""
+    """What part of a condition decides alone: false and anything, true or anything; None where it does not."""
     if name == "and":
         return 0 if 0 in held else None
-    if name == "setp" and held[0] is not None and held[1] is not None:
-        ways = {word.compare(mode, held[0], held[1], other) for other in (0, 1)}
+    if name == "plop3" and held[3] is not None:
+        table, known = held[3], held[:3]
+        ways = {
+            table >> (4 * bits[0] + 2 * bits[1] + bits[2]) & 1
+            for bits in itertools.product((0, 1), repeat=3)
+            if all(one in (None, bit) for one, bit in zip(known, bits, strict=True))
+        }
         return ways.pop() if len(ways) == 1 else None
+    forms = mode.split(".")
+    # The other predicate alone: anything or true, anything and false.
+    alone = {1: "OR", 0: "AND"}.get(held[2]) if name == "setp" and held[2] is not None else None
+    if alone in forms and "EX" not in forms:
+        return held[2]
+    if name == "setp" and held[0] is not None and held[1] is not None:
+        compared = {word.compare(mode, held[0], held[1], other) for other in (0, 1)}
+        return compared.pop() if len(compared) == 1 else None
     return None
 
 
@@ -182,7 +196,9 @@ def leaves(values: Values, value: int | None) -> frozenset[int]:
 
 
 def frontier(values: Values, value: int) -> frozenset[int]:
-    """The phis that ``value`` is made of directly, without those behind them."""
+    """The phis that ``value`` is made of directly, without those behind them; kept, as the same values are asked for every lane."""
+    if value in values.frontiers:
+        return values.frontiers[value]
     found, seen, todo = set(), set(), [value]
     while todo:
         one = todo.pop()
@@ -194,7 +210,8 @@ def frontier(values: Values, value: int) -> frozenset[int]:
             found.add(one)
         elif kind in ("f", "choose"):
             todo += [int(part) for part in rest[0 if kind == "choose" else 2 :]]
-    return frozenset(found)
+    values.frontiers[value] = frozenset(found)
+    return values.frontiers[value]
 
 
 def loaded_bytes(mode: str) -> int:

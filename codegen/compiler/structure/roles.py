@@ -134,7 +134,9 @@ class Dispatch:
         if code.opcode == "BRX":
             return self._indirect(last, after, warp, edges)
         guard = self.values.guard(last)
-        taken = None if guard is None or code.opcode != "BRA" else self._decided(guard, warp, threads, edges)
+        taken: int | bool | None = code.taken_together
+        if taken is None and guard is not None and code.opcode == "BRA":
+            taken = self._decided(guard, warp, threads, edges)
         if taken is None:
             return after
         target = [one for one in after if self.flow.instructions[one].address == code.target]

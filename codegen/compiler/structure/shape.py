@@ -101,6 +101,8 @@ class Step:
     #: Name of the guard under which it runs, and what decides its own predicate.
     guard: str = ""
     under: str = ""
+    #: Warps that run it, where branches on their index decide; empty otherwise.
+    runs: tuple[int, ...] = ()
     #: Iterations that run it, as of its guard; of a loop run in line several times, which time it is.
     turns: tuple[bool, ...] = ()
     turn: int = 0

@@ -2,8 +2,8 @@
 
 Of a role's innermost loops that work, the one with the fewest instructions is the steady one: the others mask scores or
 finish what is left.  A loop that several roles' warps can reach is of the role that reaches the fewest.  Code under a vote of
-the warp (a rescale that few blocks need) and under a branch that masks scores is left out, code under other guards runs; what
-stands out of line does not.
+the warp (a rescale that few blocks need), under a branch that masks scores and under one that writes a tile's results (a loop
+over the blocks of all tiles) is left out, code under other guards runs; what stands out of line does not.
 """
 
 from __future__ import annotations
@@ -14,9 +14,19 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tilecast.codegen.compiler.flow import hides_scores
-from tilecast.codegen.compiler.opcodes import MATRIX, MMA_SYNC, WGMMA, latency_of
+from tilecast.codegen.compiler.opcodes import MATRIX, MMA_SYNC, TCGEN05, WGMMA, latency_of
 from tilecast.codegen.compiler.structure.assemble import ShapeError
-from tilecast.codegen.compiler.structure.shape import EXPONENTIALS, Barrier, KernelShape, Loop, Role, Step
+from tilecast.codegen.compiler.structure.candidates import (
+    Candidate,
+    candidates,
+    lane_traffic,
+    multiplies,
+    steady_of,
+    tile_ends,
+)
+from tilecast.codegen.compiler.structure.joined import joined
+from tilecast.codegen.compiler.structure.operands import operands_of
+from tilecast.codegen.compiler.structure.shape import Barrier, KernelShape, Loop, Role, Step
 from tilecast.codegen.compiler.structure.slots import (
     Steady,
     arrivals_by_turns,
@@ -35,40 +45,52 @@ _KIND = {"copy_in": "copy", "matrix_wait": "wgmma_wait"}
 _HOME = {"shared": "smem", "tensor": "tmem", "registers": "register"}
 _ARRIVALS = ("arrive", "commit", "copy")
 _NAMED = ("named_wait", "named_arrive")
-#: Instructions of a loop in which lanes take turns, at most.
-_TURN = 16
 #: Low bits of an address in shared memory that do not depend on where it begins.
 _SPAN = 256
+#: Products of tcgen05 and what tells of their end: of one thread for the CTA.
+_ONE_THREAD = TCGEN05 | {"UTCBAR"}
+#: What is handed over once, before the first tile.
+_HANDED = ("wait", "arrive", "named_arrive", "expect", "copy_in")
+#: What may stand between a try and its wait: nothing that changes what the barrier is asked for.
+_BETWEEN = ("plain", "retry", "guard", "to_uniform", "elect")
 #: What runs ahead of a loop and matters there without a barrier.
 _GOES_ON = ("matrix", "matrix_wait", "group", "group_wait")
 
 
-def kernel_roles(shape: KernelShape, out_bytes: int = 0, masked: bool = False) -> KernelRoles:
-    """The steady loops of a kernel; ShapeError for one that multiplies no matrices in an innermost loop.
+class LostBarrierError(ShapeError):
+    """A barrier of a steady loop whose place the code does not tell."""
+
+
+def kernel_roles(shape: KernelShape, out_bytes: int = 0, masked: bool = False, lost: bool = False) -> KernelRoles:
+    """The steady loops of a kernel; ShapeError for one in whose loops nothing is multiplied, computed or moved, or whose products
+    stand around its loops, LostBarrierError for a barrier whose place is not known, unless such are to be left out as ``lost``.
 
     ``out_bytes`` are those that a role copies out in an iteration, which no code tells; with ``masked`` an iteration masks its
     scores.
     """
-    if not any(
-        s.instruction.opcode in MATRIX for role in shape.roles for loop in role.walk() if loop.name for s in loop.steps
-    ):
+    multiplying = multiplies(shape)
+    if not any(candidates(shape).values()):
         raise ShapeError(
-            f"{shape.kernel}: expected a loop with matrix products, found none: what such a kernel does is not simulated"
+            f"{shape.kernel}: expected a loop that multiplies, computes or moves data, found loops that count or wait alone"
         )
-    chosen = [one for role, loops in _candidates(shape).items() if loops for one in _warps(role, loops, shape, masked)]
+    shape = _joined(shape)
+    chosen = [one for role, loops in candidates(shape).items() if loops for one in _warps(role, loops, shape, masked)]
     chosen = _placed(at_base(chosen, shape))
     chosen = _every_iteration(chosen)
     chosen, unrolled = by_slot(chosen)
     chosen = [with_whole_phases(one) for one in chosen]
-    if not any(step.instruction.opcode in MATRIX for one in chosen for step in one.repeated):
+    if multiplying and not any(step.instruction.opcode in MATRIX for one in chosen for step in one.repeated):
         raise ShapeError(
             f"{shape.kernel}: expected matrix products in an innermost loop, whose iterations are simulated, "
             "found them only around loops: write the inner loop in line"
         )
+    _check_products(shape.kernel, chosen)
     names = list(dict.fromkeys(site for one in chosen for step in one.repeated if (site := one.site(step)) is not None))
     unknown = next((site for site in names if not site.resolved), None)
-    if unknown is not None:
-        raise ShapeError(
+    if lost:
+        names = [site for site in names if site.resolved]
+    elif unknown is not None:
+        raise LostBarrierError(
             f"{shape.kernel}: expected barriers at known places in the steady loops, got {unknown.label()}"
         )
     # Barriers of a tile alone: only those that are known, and all of whose parties are in the roles looked at, are waited for.
@@ -102,33 +124,73 @@ def kernel_roles(shape: KernelShape, out_bytes: int = 0, masked: bool = False) -
         )
         for site in names
     )  # fmt: skip
-    return KernelRoles(shape.kernel, shape.target, codes, barriers, unrolled)
+    return KernelRoles(shape.kernel, shape.target, codes, barriers, unrolled, _lane_bytes(chosen) / unrolled)
+
+
+def _check_products(kernel: str, chosen: Sequence[Steady]) -> None:
+    """ShapeError for a product that nothing rates: of a shape that the code does not tell, or in double precision."""
+    for one in chosen:
+        for step in (*one.begin, *one.repeated, *one.end):
+            code = step.instruction
+            if step.kind == "matrix" and (code.opcode == "DMMA" or 0 in step.shape):
+                lacks = "double precision, whose rate no machine file has"
+                if code.opcode != "DMMA":
+                    lacks = "a shape that the code computes, and which cannot be followed"
+                raise ShapeError(
+                    f"{kernel}: expected matrix products of known shape and rate, got {code.opcode}{code.modifiers} at "
+                    f"{code.address:#x} of {lacks}"
+                )
+
+
+def _lane_bytes(chosen: Sequence[Steady]) -> float:
+    """Bytes of a CTA that lanes load from global memory and store there in a pass of its loops."""
+    stands_for = Counter(one.role.warps for one in chosen)
+    return sum(lane_traffic(one.repeated) * len(one.role.warps) / stands_for[one.role.warps] for one in chosen)
 
 
 def loops_left_out(shape: KernelShape) -> dict[int, tuple[int, ...]]:
     """Warp -> instructions of its role's innermost loops that work but are not the steady one, as they stand in the code."""
     found = {}
-    for role, loops in _candidates(shape).items():
+    for role, loops in candidates(_joined(shape)).items():
         if len(loops) > 1:
-            steady = min(loops, key=lambda one: len(one[1].steps))[1]
+            steady = steady_of(loops, multiplies(shape))[1]
             others = tuple(len(loop.steps) for _, loop in loops if loop is not steady)
             found.update(dict.fromkeys(role.warps, others))
     return found
 
 
-def _every_iteration(chosen: Sequence[Steady]) -> list[Steady]:
-    """The same without what only some iterations do: branches around the uses of barriers to which all come under a branch.
+def tile_ends_left_out(shape: KernelShape) -> dict[int, int]:
+    """Warp -> instructions of its role's steady loop that end a tile, under a branch, and are no part of an iteration."""
+    found = {}
+    for role, loops in candidates(_joined(shape)).items():
+        ends = sum(tile_ends(steady_of(loops, multiplies(shape))[1]).values()) if loops else 0
+        found.update(dict.fromkeys(role.warps, ends) if ends else {})
+    return found
 
-    (A loop over all blocks of all tiles brings Q, and gives it back, once a tile.)
+
+def _joined(shape: KernelShape) -> KernelShape:
+    multiplying = multiplies(shape)
+    return joined(shape, {role: steady_of(loops, multiplying)[1] for role, loops in candidates(shape).items() if loops})
+
+
+def _every_iteration(chosen: Sequence[Steady]) -> list[Steady]:
+    """The same without what only some iterations do: branches around the uses of barriers to which all come under a branch, or whose
+    waits stand under one and to which nobody comes in a loop.
+
+    (A loop over all blocks of all tiles brings Q, and gives it back, once a tile; an epilogue that is no loop frees the sums.)
     """
     always: set[object] = set()
     waited: set[object] = set()
     brought: set[object] = set()
+    arrived: set[object] = set()
     for one in chosen:
+        # What multiplies under a branch does so but for the last time: the next block's products, ahead of this one's.
+        multiplying = {step.guard for step in one.repeated if step.kind == "matrix"} | {""}
         for step in one.repeated:
             used = _slots(one.site(step))
-            (always if not step.guard else waited if step.kind == "wait" else brought).update(used)
-    seldom = (waited & brought) - always
+            (always if step.guard in multiplying else waited if step.kind == "wait" else brought).update(used)
+            arrived.update(used if _kind(step) in _ARRIVALS else ())
+    seldom = (waited & brought | waited - arrived) - always
     kept = []
     for one in chosen:
         left = {step.guard for step in one.repeated if step.guard and _slots(one.site(step)) & seldom}
@@ -164,102 +226,37 @@ def _placed(chosen: Sequence[Steady]) -> list[Steady]:
     return mapped(chosen, place)
 
 
-def _candidates(shape: KernelShape) -> dict[Role, list[tuple[tuple[Loop, ...], Loop]]]:
-    """Each role's innermost loops that work, with the loops around them, outermost first."""
-    found = {role: [one for one in _innermost(_unrolled(role.whole), ()) if _works(one[1])] for role in shape.roles}
-    taken: set[int] = set()
-    for role in sorted(found, key=lambda role: len(found[role])):
-        found[role] = [one for one in found[role] if one[1].address not in taken] or found[role]
-        taken |= {loop.address for _, loop in found[role]}
-    return found
-
-
-def _unrolled(loop: Loop) -> Loop:
-    """``loop`` with what it repeats only until all lanes have had their turn (a copy whose operands may differ) run in line, once.
-
-    In a loop that itself waits for slots and has the copy engine fill them, loops that know no barrier are another way to
-    fill one (rows gathered from pages, lane by lane) and are left out.
-    """
-    body: list[Step | Loop] = []
-    fills = {"wait", "copy_in"} <= {step.kind for step in loop.steps if step.instruction.opcode != "LDGSTS"}
-    for one in loop.body:
-        inner = _unrolled(one) if isinstance(one, Loop) else one
-        if isinstance(inner, Loop) and (_takes_turns(inner) or _looks(inner)):
-            body += inner.body
-        elif not (fills and isinstance(inner, Loop) and _alone(inner)):
-            body.append(inner)
-    return dataclasses.replace(loop, body=tuple(body), beside=tuple(map(_unrolled, loop.beside)))
-
-
-def _alone(loop: Loop) -> bool:
-    """Whether a loop neither multiplies nor meets other roles."""
-    met = {"matrix", "wait", "arrive", "commit", "expect", *_NAMED}
-    return not any(met & {step.kind for step in one.steps} for one in loop.walk())
-
-
-def _takes_turns(loop: Loop) -> bool:
-    kinds = {step.kind for step in loop.steps}
-    return (
-        not loop.inner
-        and len(loop.steps) <= _TURN
-        and "to_uniform" in kinds
-        and not kinds & {"matrix", "wait", "arrive"}
-    )
-
-
-def _looks(loop: Loop) -> bool:
-    """Whether a loop only looks at a word of memory until it is what it must be: once, where it is by then."""
-    loads = [step for step in loop.steps if step.instruction.opcode in ("LD", "LDG")]
-    quiet = all(step.kind in ("plain", "exit") for step in loop.steps)
-    return (
-        not loop.inner
-        and len(loop.steps) <= _TURN
-        and quiet
-        and len(loads) == 1
-        and "STRONG" in loads[0].instruction.modifiers
-    )
-
-
-def _innermost(loop: Loop, around: tuple[Loop, ...]) -> list[tuple[tuple[Loop, ...], Loop]]:
-    inside = [one for inner in loop.inner for one in _innermost(inner, (*around, loop))]
-    return inside if inside or not loop.name else [(around, loop)]
-
-
-def _works(loop: Loop) -> bool:
-    kinds = {step.kind for step in loop.steps}
-    if bool(kinds & {"matrix", "copy_in", "tensor_load"}) or loop.pipes()["mufu"] >= EXPONENTIALS:
-        return True
-    # What copies out tiles that others bring, and tells them when it has.
-    return {"copy_out", "wait", "arrive"} <= kinds
-
-
-def _warps(
-    role: Role, loops: Sequence[tuple[tuple[Loop, ...], Loop]], shape: KernelShape, masked: bool
-) -> list[Steady]:
+def _warps(role: Role, loops: Sequence[Candidate], shape: KernelShape, masked: bool) -> list[Steady]:
     """The warps of a role on the sub-partition of the matrix role's; of a role without one there, its first."""
-    around, loop = min(loops, key=lambda one: len(one[1].steps))
+    around, loop = steady_of(loops, multiplies(shape))
     # Of a tile whose iterations are a loop in a loop, also what goes before the outer one.
     levels = [*itertools.pairwise(around[1:]), (around[-1], loop)]
     ahead = tuple(
         step for out, into in levels for step in _ahead(out, into) if step.kind == "expect" or _kind(step) != "plain"
     )
     begin = tuple(step for out, into in levels for step in _ahead(out, into, True))
-    if len(around) > 1:
+    if len(around) > 1 and around[1] in around[0].body:
         # What is handed over once, before the first tile, and what every tile begins with.
-        handed = tuple(step for step in around[0].before(around[1]) if step.kind in ("wait", "arrive", "named_arrive"))
+        handed = tuple(step for step in around[0].before(around[1]) if step.kind in _HANDED)
         ahead, begin = (*handed, *ahead), (*handed, *begin)
-    partition = next(one.warps[0] for one in shape.roles if one.work.startswith("matrix")) % PARTITIONS
+    first = next((one for one in shape.roles if one.work.startswith("matrix")), role)
+    partition = first.warps[0] % PARTITIONS
     mine = [warp for warp in role.warps if warp % PARTITIONS == partition] or role.warps[:1]
-    guards = {(one.name, guard.name): guard.warps for one in (around[-1], loop) for guard in one.guards if guard.warps}
 
-    def run_by(warp: int, steps: Sequence[Step], where: Loop) -> tuple[Step, ...]:
-        return tuple(step for step in steps if warp in guards.get((where.name, step.guard), (warp,)))
+    def run_by(warp: int, steps: Sequence[Step]) -> tuple[Step, ...]:
+        return tuple(
+            step for step in steps if (not step.runs or warp in step.runs) and (warp == mine[0] or not lone(step))
+        )
+
+    def lone(step: Step) -> bool:
+        """Whether one thread of the CTA does it, also where it is not known who takes the branch around it."""
+        return step.instruction.opcode in _ONE_THREAD
 
     end = around[-1].after(loop) if loop in around[-1].body else ()
     return [
         Steady(
-            role, warp, run_by(warp, _told(ahead), around[-1]), run_by(warp, _repeated(loop, masked), loop),
-            run_by(warp, _told(begin), around[-1]), run_by(warp, _told(end), around[-1]),
+            role, warp, run_by(warp, _told(ahead)), run_by(warp, _repeated(loop, masked)), run_by(warp, _told(begin)),
+            run_by(warp, _told(end)),
         )
         for warp in mine
     ]  # fmt: skip
@@ -267,7 +264,7 @@ def _warps(
 
 def _repeated(loop: Loop, masked: bool = False) -> tuple[Step, ...]:
     """Steps of an iteration, without what a vote decides and, unless it is a ``masked`` one, what masks scores."""
-    skipped = {guard.name for guard in loop.guards if guard.kind == "vote"}
+    skipped = {guard.name for guard in loop.guards if guard.kind == "vote"} | tile_ends(loop).keys()
     turns = {}
     for guard in loop.guards:
         if not masked and hides_scores([step.instruction for step in loop.steps if step.guard == guard.name]):
@@ -298,17 +295,23 @@ def _ahead(around: Loop, loop: Loop, whole: bool = False) -> tuple[Step, ...]:
 
 
 def _told(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Copies whose barrier is not known complete on the one that was told of them last; who tries and then waits waits once."""
+    """Copies whose barrier is not known complete on the one that was told of them last; who tries and then waits waits once, also
+    where several tries go ahead of the first wait."""
     out: list[Step] = []
-    waited: tuple[str, object] | None = None
+    tried: dict[tuple[str, object], int] = {}
     told: Step | None = None
     for step in steps:
-        if step.kind == "wait" and waited is not None and (step.instruction.text, step.barriers) == waited:
-            continue
         if step.kind == "wait":
-            waited = (step.instruction.text, step.barriers)
-        elif step.kind not in ("plain", "retry"):
-            waited = None
+            # By the barrier alone: a try and its wait may differ in the predicate that they write and where the parity stands.
+            asked = (operands_of(step.instruction.operands)[1], step.barriers)
+            if asked in tried:
+                first = out[tried[asked]]
+                if first.instruction.predicate and step.amount >= 0:
+                    out[tried[asked]] = dataclasses.replace(first, amount=step.amount)
+                continue
+            tried[asked] = len(out)
+        elif step.kind not in _BETWEEN:
+            tried.clear()
         told = step if step.kind == "expect" else told
         lost = step.kind == "copy_in" and not all(barrier.resolved for _, barrier in step.barriers)
         out.append(dataclasses.replace(step, barriers=told.barriers) if lost and told is not None else step)
@@ -397,8 +400,14 @@ def _out_bytes(one: Steady, step: Step, out_bytes: int) -> int:
 
 
 def _dtype(step: Step) -> str:
-    """The type at whose rate a product runs."""
-    return "bf16" if step.instruction.opcode in ("UTCHMMA", "HGMMA", "HMMA") else "fp8"
+    """The type at whose rate a product runs; of mma.sync also those of which an instruction has 32 bytes in other numbers."""
+    opcode, forms = step.instruction.opcode, step.instruction.modifiers.split(".")
+    if opcode not in MMA_SYNC:
+        return "bf16" if opcode in ("UTCHMMA", "HGMMA") else "fp8"
+    if opcode == "BMMA":
+        return "b1"
+    wide = "tf32" if "TF32" in forms else "bf16"
+    return wide if opcode == "HMMA" else "int4" if {"S4", "U4"} & set(forms) else "fp8"
 
 
 def _bytes(one: Steady, step: Step) -> int:

@@ -48,6 +48,8 @@ class Values:
         self.inputs: dict[int, dict[int, int]] = {}
         #: (block, register) -> phi.
         self._phis: dict[tuple[int, str], int] = {}
+        #: What `evaluate.frontier` found of values.
+        self.frontiers: dict[int, frozenset[int]] = {}
         #: Instruction -> what the registers that it names hold before it.
         self.before: list[State] = [{} for _ in flow.instructions]
         #: Header -> (blocks of the loop, what the loop writes): all else is what it was before.

@@ -93,6 +93,8 @@ class KernelRoles:
     barriers: tuple[Barrier, ...]
     #: Iterations of the kernel's loop that a pass through each role's loop stands for.
     unrolled: int = 1
+    #: Bytes of a CTA that lanes load from global memory and store there in an iteration.
+    lane_bytes: float = 0.0
 
     @property
     def matrix(self) -> int:
@@ -156,4 +158,6 @@ def together(kernel: KernelRoles, ctas: int) -> KernelRoles:
             barriers.append(
                 barrier._replace(name=f"CTA {cta} {barrier.name}" if cta else barrier.name, parties=parties)
             )
-    return KernelRoles(kernel.kernel, kernel.target, tuple(roles), tuple(barriers), kernel.unrolled)
+    return KernelRoles(
+        kernel.kernel, kernel.target, tuple(roles), tuple(barriers), kernel.unrolled, ctas * kernel.lane_bytes
+    )

@@ -18,6 +18,8 @@ from tilecast.model.pipeline.tensor_core import (
 
 #: Lanes of a warp, bytes of a register.
 _LANES, _WORD = 32, 4
+#: Bits of a number of mma.sync's operands.  Its rates go by them (NVIDIA A100 data sheet: 156, 312, 624, 1248 and 4992 T/s).
+_BITS = {"tf32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int4": 4, "b1": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,9 @@ class RoleCosts:
         """(cycles of the tensor core, cycles from their end until who waits for it goes on)."""
         m, n, k = one.shape
         if one.kind == "mma_sync":
-            # A warp has the tensor core of its sub-partition, at the rate that mma.sync reaches.
-            return 2.0 * m * n * k / (self.machine["tensor.mma_sync_flop_per_clk"] / PARTITIONS), 0.0
+            # A warp has the tensor core of its sub-partition, at the rate that mma.sync reaches for as many bytes of 16-bit numbers.
+            rate = self.machine["tensor.mma_sync_flop_per_clk"] * 16 / _BITS[one.dtype]
+            return 2.0 * m * n * k / (rate / PARTITIONS), 0.0
         if one.kind == "wgmma":
             # The array takes as long for twice the k of half the size.
             return mma_instruction_cycles(self.machine, m, n, one.dtype, one.source), self.machine[

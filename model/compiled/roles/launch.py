@@ -41,9 +41,10 @@ class Launch:
     busy: dict[str, float]
 
 
-def cta_cost(kernel: KernelRoles, costs: RoleCosts, ctas: int = 1) -> CtaCost:
-    """What CTAs of ``kernel`` cost, ``ctas`` of them on an SM; CodeError where its code cannot be followed."""
-    steady = run_roles(kernel, costs, ctas)
+def cta_cost(kernel: KernelRoles, costs: RoleCosts, ctas: int = 1, steady: RolesRun | None = None) -> CtaCost:
+    """What CTAs of ``kernel`` cost, ``ctas`` of them on an SM (``steady``: their steady state where it is known); CodeError where
+    its code cannot be followed."""
+    steady = steady or run_roles(kernel, costs, ctas)
     half, whole = (tile_cycles(kernel, costs, count, ctas) for count in (_TOLD // 2, _TOLD))
     # A tile may go at another pace than loops that began anyhow: its beginning and end are what it takes beyond iterations at its own.
     return CtaCost(ctas, steady, max(0.0, 2.0 * half - whole), kernel.peeled)

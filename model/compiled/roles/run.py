@@ -32,6 +32,9 @@ from tilecast.model.compiled.roles.state import State
 
 #: Iterations of the matrix role: until the loops have found their rhythm, and those that are averaged.
 _SETTLING, _AVERAGED = 8, 16
+#: The same where nothing is handed over and nothing multiplied, and warps only share pipes: in loops of all warps of so many
+#: instructions one iteration is like the next.
+_SETTLING_ALONE, _AVERAGED_ALONE, _LONG = 2, 4, 20_000
 #: How often all loops' instructions may be issued between two iterations of the matrix role before it waits for what never comes.
 _PATIENCE = 100
 
@@ -48,7 +51,7 @@ class RolesRun:
     waits: dict[tuple[str, str], float]
 
 
-def _step(state: State) -> None:
+def step(state: State) -> None:
     """Issue the next instruction; CodeError where all warps wait for something that never comes."""
     while True:
         chosen, best = None, math.inf
@@ -85,17 +88,21 @@ def run_roles(kernel: KernelRoles, costs: RoleCosts, ctas: int = 1) -> RolesRun:
     begun: list[dict[int, float]] = []
     patience = _PATIENCE * sum(len(role.loop) for role in kernel.roles)
     seen, since = 0, 0
-    while len(matrix.laps) < _SETTLING + _AVERAGED:
-        if not begun and len(matrix.laps) == _SETTLING:
+    alone = not kernel.flop and not any(one.barrier >= 0 for role in kernel.roles for one in role.loop)
+    settling, laps_averaged = (_SETTLING_ALONE, _AVERAGED_ALONE) if alone else (_SETTLING, _AVERAGED)
+    if alone and sum(len(role.loop) for role in kernel.roles) > _LONG:
+        settling, laps_averaged = 1, 1
+    while len(matrix.laps) < settling + laps_averaged:
+        if not begun and len(matrix.laps) == settling:
             at, begun = dict(state.busy), [dict(warp.standing) for warp in state.warps]
-        _step(state)
+        step(state)
         if len(matrix.laps) > seen:
             seen, since = len(matrix.laps), state.count
         elif state.count - since > patience:
             raise CodeError(
                 f"{kernel.kernel}: {matrix.name} waits while other roles go round: {_standing(state)}; the reading of the code is wrong"
             )
-    laps, averaged = matrix.laps, _AVERAGED * kernel.unrolled
+    laps, averaged = matrix.laps, laps_averaged * kernel.unrolled
     waits = {
         (warp.name, kernel.barriers[barrier].name): (cycles - before.get(barrier, 0.0)) / averaged
         for warp, before in zip(state.warps, begun, strict=True)
@@ -103,7 +110,7 @@ def run_roles(kernel: KernelRoles, costs: RoleCosts, ctas: int = 1) -> RolesRun:
     }
     busy = {name: (cycles - at[name]) / averaged for name, cycles in state.busy.items()}
     # Products that no warp waits for are issued ahead of the tensor core, but not for ever.
-    return RolesRun(max((laps[-1] - laps[_SETTLING - 1]) / averaged, busy["tensor"]), busy, waits)
+    return RolesRun(max((laps[-1] - laps[settling - 1]) / averaged, busy["tensor"]), busy, waits)
 
 
 def tile_cycles(kernel: KernelRoles, costs: RoleCosts, iterations: int, ctas: int = 1) -> float:
@@ -117,7 +124,7 @@ def tile_cycles(kernel: KernelRoles, costs: RoleCosts, iterations: int, ctas: in
     kernel = together(kernel, ctas)
     state = State(kernel, costs, iterations // kernel.unrolled, kernel.more_passes)
     while not all(warp.done for warp in state.warps):
-        _step(state)
+        step(state)
     return max(warp.free for warp in state.warps)
 
 
@@ -129,7 +136,7 @@ def pass_cycles(code: Sequence[RoleInstruction], costs: RoleCosts, beside: Seque
     named = tuple(Barrier(f"#{number}", 1, True, ()) for number in range(max(numbers, default=-1) + 1))
     state = State(KernelRoles("", "", tuple(roles), named), costs)
     while not state.warps[-1].done:
-        _step(state)
+        step(state)
     return state.warps[-1].free
 
 

@@ -126,6 +126,8 @@ class State:
             self.came[one.barrier].append(at)
             return
         party = (one.barrier, one.kind)
+        if (warp.index, one.kind) not in self.per_phase[one.barrier]:
+            return  # once a tile, at a barrier whose phases are those of the loops' arrivals
         warp.arrivals[party] += 1
         if warp.arrivals[party] % self.per_phase[one.barrier][warp.index, one.kind] == 0:
             self.arrived[one.barrier][warp.index, one.kind].append(at)

@@ -183,6 +183,24 @@ def test_a_generated_kernel_of_another_pass(name: str, capsys: pytest.CaptureFix
     assert code == 0 and found["cycles_before_compilation"] is None and 0.1 < found["tensor_share"] <= 1.0
 
 
+#: The product in the loop of the listing.
+WGMMA = "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], R24, gsb0"
+
+
+def test_a_kernel_without_products_is_told_by_what_it_moves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its launch also as memory sees it; of an A100's code the A100 is the machine."""
+    listing = tmp_path / "loads.sass"
+    listing.write_text(HOPPER.replace(WGMMA, "LDG.E.128 R4, desc[UR4][R2.64]").replace("SM90", "SM80"))
+    asked = ("forecast", str(listing), "--warps", "4", "--ctas", "1080", "--iterations", "64")
+    code, out, _ = run(capsys, *asked)
+    assert code == 0 and "on NVIDIA A100" in out and "It multiplies no matrices there." in out and "keys" not in out
+    found = json.loads(run(capsys, *asked, "--json")[1])
+    # 16 CTAs of 4 warps fit; a lane loads 16 bytes.
+    assert found["ctas_per_sm"] == 16 and found["bytes_by_lanes_per_iteration_and_sm"] == 16 * 4 * 32 * 16
+    assert found["cycles_per_iteration"] >= found["bytes_by_lanes_per_iteration_and_sm"] / 21  # of L2, all SMs at once
+    assert found["launch"]["memory_milliseconds"] == pytest.approx(1080 * 64 * 4 * 32 * 16 / 1.7e12 * 1e3)
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -194,7 +212,7 @@ def test_a_generated_kernel_of_another_pass(name: str, capsys: pytest.CaptureFix
             "expected a number such as 128, or a range",
         ),
         (("LISTING", "--machine", "b200", "--warps", "4"), "expected code for sm_100a (b200), got sm_90a"),
-        (("ADDS", "--machine", "h200", "--warps", "4"), "expected a loop with matrix products, found none"),
+        (("COUNTS", "--machine", "h200", "--warps", "4"), "expected a loop that multiplies, computes or moves data"),
         (("LISTING", "--machine", "h200"), "say --warps"),
         (("LISTING", "--machine", "b2000"), "b2000"),
         (("LISTING", "--machine", "h200", "--set", "mufu.ex2=none"), "mufu.ex2"),
@@ -206,8 +224,8 @@ def test_what_cannot_be_forecast_is_one_sentence(
 ) -> None:
     listing = tmp_path / "loop.sass"
     listing.write_text(HOPPER)
-    adds = tmp_path / "adds.sass"
-    adds.write_text(HOPPER.replace("HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], R24, gsb0", "FADD R1, R1, R2"))
-    files = {"LISTING": str(listing), "ADDS": str(adds)}
+    counts = tmp_path / "counts.sass"
+    counts.write_text(HOPPER.replace(WGMMA, "IADD3 R1, R1, 0x1, RZ"))
+    files = {"LISTING": str(listing), "COUNTS": str(counts)}
     code, out, err = run(capsys, "forecast", *(files.get(one, one) for one in arguments))
     assert code == 2 and not out and text in err and err.count("\n") == 1

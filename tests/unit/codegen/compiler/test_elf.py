@@ -25,6 +25,16 @@ def test_kernels_with_their_threads_and_tables() -> None:
     assert (b.name, b.threads, b.has_code, b.table, b.cluster) == ("b", 0, False, (), 1)
 
 
+def test_a_kernel_is_found_in_the_table_of_symbols() -> None:
+    """By its name and that it is a function, so that one of many is disassembled alone."""
+    names = b"\0k\0other\0"
+    table = struct.pack("<IBBHQQ", 1, 3, 0, 0, 0, 0) + struct.pack("<IBBHQQ", 3, 0x12, 0, 0, 0, 0)
+    table += struct.pack("<IBBHQQ", 1, 0x12, 0x10, 0, 0, 0)
+    (k,) = read_cubin(elf({".text.k": b"\1", ".symtab": table, ".strtab": names})).entries
+    assert k.symbol == 2
+    assert read_cubin(elf({".text.k": b"\1"})).entries[0].symbol == -1
+
+
 def test_what_is_no_cubin_is_said() -> None:
     whole = elf({".text.k": bytes(64)})
     host = elf({}, machine=62)

@@ -63,3 +63,13 @@ def test_roles_begin_where_registers_change() -> None:
 def test_code_that_only_an_indirect_branch_reaches_is_read() -> None:
     rows = assemble("BRX R2 -0x10", *loop("first", *BODY), "EXIT", *loop("second", *BODY), "EXIT")
     assert [found.begin for found in steady_loops(rows)] == [1, 23]
+
+
+def test_a_branch_on_divergence_is_not_taken_by_lanes_that_run_together() -> None:
+    """What follows it is no other entry into the loop, which would be none then; one on convergence is taken."""
+    code = loop("main", *BODY, "BRA.DIV ~URZ, {apart}", "back:", "NOP")
+    (found,) = steady_loops(assemble(*code, "EXIT", "apart:", *BODY, "BRA {back}"))
+    assert (found.begin, len(found.instructions)) == (0, 23)
+    rows = assemble(*loop("main", *BODY, "BRA.CONV ~URZ, {on}", *BODY, "on:", "NOP"), "EXIT")
+    (found,) = steady_loops(rows)
+    assert len(found.instructions) == 23 and rows[20].conditional and rows[20].taken_together

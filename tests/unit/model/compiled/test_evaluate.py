@@ -145,9 +145,9 @@ def test_what_cannot_be_followed_is_refused() -> None:
     with pytest.raises(PredictError, match="cannot be followed: the profile is of head_dim 64/64"):
         ask(H200, compiler(replace(kernel("persistent"), head_dim_qk=64, head_dim_v=64)))
     with pytest.raises(
-        PredictError, match="a100 is not known well enough to follow machine code: machine a100 has no fact"
+        PredictError, match="rtx-5090 is not known well enough to follow machine code: machine rtx-5090 has no fact"
     ):
-        ask(load_machine("a100"), compiler(roles=stored_roles(), target="sm_80"), parse_variant("family=fa2"))
+        ask(load_machine("rtx-5090"), compiler(roles=stored_roles(), target="sm_120a"), parse_variant("family=fa2"))
     with pytest.raises(PredictError, match=r"multiplies \S+ FLOP an iteration, a block of keys takes"):
         ask(
             load_machine("b200"),

@@ -293,15 +293,24 @@ def test_a_kernel_of_triton_that_is_not_ours(tmp_path: Path) -> None:
     assert both.busy["tensor"] <= both.cycles <= 2.01 * run.cycles
 
 
-def test_a_kernel_without_products_in_a_loop_is_refused(tmp_path: Path) -> None:
+def test_a_kernel_without_products_in_a_loop_is_followed_by_what_it_moves(tmp_path: Path) -> None:
+    """Of its two loops the one that moves most; a loop that only counts is nothing to follow."""
     listing = tmp_path / "loop.sass"
-    listing.write_text(
-        '\t.section\t.text.loop,"ax",@progbits\n\t.headerflags\t@"EF_CUDA_SM90"\n'
-        "        /*0000*/                   FADD R1, R1, R2 ;\n"
-        "        /*0010*/              @P0 BRA 0x0 ;\n"
-        "        /*0020*/                   EXIT ;\n"
-    )
-    with pytest.raises(ShapeError, match="expected a loop with matrix products, found none"):
+
+    def write(*body: str) -> None:
+        rows = [f"        /*{16 * at:04x}*/                   {text} ;" for at, text in enumerate(body)]
+        head = '\t.section\t.text.loop,"ax",@progbits\n\t.headerflags\t@"EF_CUDA_SM90"\n'
+        listing.write_text(head + "\n".join(rows) + "\n")
+
+    write(
+        "FADD R1, R1, R2", "@P0 BRA 0x0", "LDG.E.128 R4, desc[UR4][R2.64]", "LDG.E.U16 R8, desc[UR4][R2.64]",
+        "STG.E.64 desc[UR4][R2.64], R4", "@P0 BRA 0x20", "EXIT",
+    )  # fmt: skip
+    found = kernel_roles(kernel_shape(read_binary(str(listing)), 4))
+    assert found.flop == 0 and [len(role.loop) for role in found.roles] == [4]
+    assert found.lane_bytes == 4 * 32 * (16 + 2 + 8)
+    write("IADD3 R1, R1, 0x1, RZ", "@P0 BRA 0x0", "EXIT")
+    with pytest.raises(ShapeError, match="expected a loop that multiplies, computes or moves data"):
         kernel_roles(kernel_shape(read_binary(str(listing)), 4))
 
 

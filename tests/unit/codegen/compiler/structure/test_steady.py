@@ -9,6 +9,8 @@ from tilecast.codegen.compiler.binary import Binary
 from tilecast.codegen.compiler.structure.assemble import ShapeError, kernel_shape
 from tilecast.codegen.compiler.structure.steady import kernel_roles
 from tilecast.model.compiled.roles.code import KernelRoles
+from tilecast.model.compiled.roles.costs import role_costs
+from tilecast.model.machine.machine import load_machine
 
 #: Barriers at 0x400: K full, K empty, Q empty, Q full.
 ROLES = [
@@ -101,3 +103,57 @@ def test_who_brings_the_first_turn_comes_no_more() -> None:
     """Any arrival completes a phase of a barrier of one; where two complete it, each role brings its own."""
     assert {b.name: b.arrivals_by_turns for b in turns(1).barriers} == {"0x420": 1, "0x428": 0}
     assert {b.name: b.arrivals_by_turns for b in turns(2).barriers} == {"0x420": 0, "0x428": 0}
+
+
+MMA = "HMMA.16816.F32.BF16 R8, R4, R6, R8"
+
+
+def read(*rows: str, warps: int = 4, target: str = "sm_80") -> KernelRoles:
+    return kernel_roles(kernel_shape(Binary("k.cubin", "kernel", target, tuple(assemble(*rows)), warps, 1, 128, 0)))
+
+
+def test_what_ends_a_tile_is_no_part_of_an_iteration() -> None:
+    """In a loop over the blocks of all tiles: code under a branch that stores results; with a product of its own it counts."""
+    end = ["STG.E [R2], R8"] + ["FADD R9, R9, R9"] * 9
+    found = read(*loop("main", MMA, "@P1 BRA {next}", *end, "next:", "NOP"), "EXIT")
+    assert [len(role.loop) for role in found.roles] == [4] and found.flop == 4 * 2 * 16 * 8 * 16
+    found = read(*loop("main", MMA, "@P1 BRA {next}", *end, MMA, "next:", "NOP"), "EXIT")
+    assert [len(role.loop) for role in found.roles] == [15] and found.flop == 2 * 4 * 2 * 16 * 8 * 16
+
+
+def test_warps_that_share_a_loop_of_products_are_one_role() -> None:
+    """One of them alone waits for a lock ahead of it: what the CTA multiplies does not depend on that."""
+    rows = [
+        "S2R R0, SR_TID.X", "SHF.R.U32.HI R0, RZ, 0x5, R0", "ISETP.NE.AND P1, PT, R0, RZ, PT", "@P1 BRA {work}",
+        *loop("lock", "LDG.E R5, [R2]", "FADD R5, R5, R5"), "work:", *loop("main", MMA, MMA), "EXIT",
+    ]  # fmt: skip
+    found = read(*rows)
+    assert [role.name for role in found.roles] == ["warp 0 (matrix)"]
+    assert found.flop == 2 * 4 * 2 * 16 * 8 * 16
+
+
+def test_of_two_loops_of_products_the_one_with_fewer_instructions_a_product_is_followed() -> None:
+    """The other is its remainder, which is not unrolled."""
+    found = read(*loop("main", *[MMA] * 4, "NOP"), *loop("rest", MMA, "NOP"), "EXIT")
+    assert [len(role.loop) for role in found.roles] == [6]
+
+
+@pytest.mark.parametrize(
+    ("code", "dtype"),
+    [("HMMA.1688.F32.TF32", "tf32"), ("HMMA.16816.F16", "bf16"), ("IMMA.16832.S8.S8", "fp8"), ("IMMA.16864.S4.S4", "int4")],
+)  # fmt: skip
+def test_products_of_a_warp_take_as_long_for_as_many_bytes(code: str, dtype: str) -> None:
+    """32 bytes of k each (A100 data sheet: 156, 312, 624, 1248 T/s)."""
+    (role,) = read(*loop("main", f"{code} R8, R4, R6, R8"), "EXIT").roles
+    product = next(one for one in role.loop if one.kind == "mma_sync")
+    assert product.dtype == dtype
+    costs = role_costs(load_machine("a100"))
+    same = product._replace(shape=(16, 8, 16), dtype="bf16")
+    assert costs.product(product)[0] == pytest.approx(costs.product(same)[0])
+
+
+def test_products_that_nothing_rates_are_named() -> None:
+    with pytest.raises(
+        ShapeError, match=r"got DMMA\.16x8x16 at 0x0 of double precision, whose rate no machine file has"
+    ):
+        read(*loop("main", "DMMA.16x8x16 R8, R4, R6, R8"), "EXIT", target="sm_90a")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tilecast.model.compiled.code import CodeError
+from tilecast.model.compiled.roles.apart import roles_apart
 from tilecast.model.compiled.roles.code import Barrier, KernelRoles, RoleCode, RoleInstruction
 from tilecast.model.compiled.roles.costs import role_costs
 from tilecast.model.compiled.roles.run import run_roles
@@ -190,3 +191,21 @@ def test_roles_that_arrive_by_turns_complete_a_phase_each() -> None:
     assert each.cycles == pytest.approx(2 * turns.cycles, rel=0.05)
     doubled = replace(kernel(taker, first, second, barriers=(Barrier("any", 1, False, parties, 1),)), unrolled=2)
     assert run_roles(doubled, COSTS).cycles == pytest.approx(turns.cycles / 2), "a pass stands for two iterations"
+
+
+def test_roles_apart_take_no_less_than_the_slowest_and_than_what_they_share() -> None:
+    """Where no barrier is waited for: a role's own chain, a pipe that two fill, the products; not what no loop of products meets."""
+    slow = RoleCode("slow", 0, (), (*wait(0), *(one(stall=10),) * 20))
+    once = RoleCode("epilogue", 8, (), (*wait(1), *(one(stall=10),) * 99))
+    stuck = kernel(
+        RoleCode("mma", 4, (), (*wait(0), product())), slow, once,
+        barriers=(Barrier("K", 1, False, ((1, "arrive", 1),)), Barrier("O", 1, False, ())),
+    )  # fmt: skip
+    with pytest.raises(CodeError):
+        run_roles(stuck, COSTS)
+    found = roles_apart(stuck, COSTS)
+    assert found.cycles == pytest.approx(200 + COSTS.poll + 1, abs=2) and found.busy["tensor"] == 64.0
+    both = kernel(*(RoleCode(name, warp, (), (one("mufu"),) * 30) for name, warp in (("a", 0), ("b", 4))))
+    assert roles_apart(both, COSTS).cycles == pytest.approx(2 * 30 * 8.0)
+    elsewhere = kernel(*(RoleCode(name, warp, (), (one("mufu"),) * 30) for name, warp in (("a", 0), ("b", 1))))
+    assert roles_apart(elsewhere, COSTS).cycles == pytest.approx(30 * 8.0)
