@@ -149,7 +149,11 @@ def _split_text(launch: LaunchRun, most: int) -> str:
         else f", split every {dealt.split_keys} keys"
     )
     if dealt.chained:
-        return each + ", taken in one after the other" + (", in runs" if dealt.teams else "")
+        return (
+            each
+            + ", taken in one after the other"
+            + (", in runs" if dealt.teams else ", of far longer tiles dealt out" if dealt.longer else "")
+        )
     return f"{each}{', at most' if dealt.parting else ' into at most'} {most}" if most > 1 else ""
 
 

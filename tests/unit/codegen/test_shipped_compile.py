@@ -131,11 +131,10 @@ def check(outcome: Outcome, case: Case) -> None:
         if case.module.startswith(("hopper_fp8", "hopper_prefill")) and case.release == NEWEST:
             # 3.6, with which they were measured and chosen, spills next to nothing.
             most = MOST_SPILLED_EIGHT_BITS.get(case.module, 16)
-        if case.module == "hopper_prefill_d64":
-            most = max(most, 8)
-        if case.module == "hopper_prefill_d256":
-            # O takes half of a thread's registers: addresses beside it, none of the steady loop with Triton 3.6.
-            most = 168 if case.release == NEWEST else 48
+        if case.module.startswith("hopper_prefill"):
+            # Between parts of a tile's keys, of which what it has so far stays in registers (4 to 11 % faster on an H200 than in memory with
+            # 0 to 16 bytes); loops of products have none (`test_hopper_prefill`).  At head_dim 256 O takes half of a thread's registers.
+            most = 240 if case.release == NEWEST else 160
         assert outcome.stack_bytes <= most
     if not serves and case.module.startswith("blackwell_") and case.release == NEWEST:
         check_softmax(outcome, case)

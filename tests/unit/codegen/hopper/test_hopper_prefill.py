@@ -6,6 +6,7 @@ Whatever lies beyond a sequence's keys is NaN or infinite (`support.serving`), a
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -222,3 +223,20 @@ def test_parts_of_a_far_longer_tile_than_others_are_dealt_out_with_the_same_bits
         found.append((out, lse, left))
     assert all(torch.equal(found[0][i], other[i]) for other in found[1:] for i in (0, 1))
     assert [left for _, _, left in found] == ([4, 26, 30] if dims[1] > 192 else [0, 22, 30])
+
+
+@pytest.mark.parametrize("name", ["d64", "d128", "d192_128"])
+def test_what_is_spilled_between_parts_is_out_of_the_loops_of_products(name) -> None:
+    """What a tile has so far is in registers beside a part: of a loop that multiplies nothing may lie in memory."""
+    from tilecast.codegen.compiler.compile import compile_kernels
+    from tilecast.codegen.compiler.sass import disassemble
+
+    (made,) = compile_kernels(
+        Path(__file__).parents[4] / "kernels" / "generated" / f"hopper_prefill_{name}.py", "sm_90a"
+    )
+    code = disassemble(made.cubin)
+    place = {one.address: i for i, one in enumerate(code)}
+    spans = (code[place[target] : i] for i, one in enumerate(code) for target in one.targets if target < one.address)
+    loops = [span for span in spans if len(span) < 900 and sum(one.opcode == "HGMMA" for one in span) >= 8]
+    assert len(loops) >= 6  # without mask, with, and the first ones, of each of two or three warpgroups
+    assert not any(one.opcode in ("LDL", "STL") for span in loops for one in span)

@@ -557,9 +557,13 @@ def test_batches_that_make_no_sense() -> None:
 
 def test_heads_of_fewer_columns_take_the_time_of_the_kernel_s_own_and_the_bytes_of_theirs() -> None:
     wide, narrow = (
-        forecast_step(Batch(((1, 8192),) * 32 + ((300, 4000),), replace(HEADS, head_dim_qk=dim, head_dim_v=dim), 64), H200)
+        forecast_step(
+            Batch(((1, 8192),) * 32 + ((300, 4000),), replace(HEADS, head_dim_qk=dim, head_dim_v=dim), 64), H200
+        )
         for dim in (128, 96)
     )
     assert [launch.variant for launch in wide.run.launches] == [launch.variant for launch in narrow.run.launches]
-    assert [launch.trace.ii_cycles for launch in wide.run.launches] == [launch.trace.ii_cycles for launch in narrow.run.launches]
+    assert [launch.trace.ii_cycles for launch in wide.run.launches] == [
+        launch.trace.ii_cycles for launch in narrow.run.launches
+    ]
     assert 0.74 < narrow.run.hbm_bytes / wide.run.hbm_bytes < 0.77 and narrow.seconds < wide.seconds
