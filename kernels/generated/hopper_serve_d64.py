@@ -939,12 +939,13 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
     heads_q, heads_kv = q.shape[-2], k.shape[-2]
     if (
         q.shape[-1] != k.shape[-1]
+        or out.shape[-1] != v.shape[-1]
         or max(q.shape[-1], v.shape[-1]) > 64
         or (q.shape[-1] | v.shape[-1]) % 8
         or heads_q % heads_kv
     ):
         raise ValueError(
-            f"q, k, v: expected head_dim of at most 64, a multiple of 8, that of q and k the same, and heads of q a multiple of k's, got {[*q.shape]}, {[*k.shape]}, {[*v.shape]}"
+            f"q, k, v: expected head_dim of at most 64, a multiple of 8, the same of q and k and of v and out, and heads of q a multiple of k's, got {[*q.shape]}, {[*k.shape]}, {[*v.shape]}"
         )
     for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
         kind, unit = (str(q.dtype), 8)

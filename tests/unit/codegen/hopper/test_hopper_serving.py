@@ -179,6 +179,13 @@ def test_heads_that_no_kernel_takes_are_refused(dims, kernel) -> None:
         launch(kernel(SMALL, (64, 64)), Problem(STEP[:1], dims=dims))
 
 
+def test_results_have_the_columns_of_v(kernel) -> None:
+    made = make(Problem(STEP[:1]))
+    made = replace(made, v=made.v[..., :32])
+    with pytest.raises(ValueError, match="the same of q and k and of v and out"):
+        launch(kernel(SMALL, (64, 64)), Problem(STEP[:1]), made)
+
+
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("variant", [SMALL, E4M3, RUNS, RUNS_E4M3], ids=["16 bits", "e4m3", "runs", "runs e4m3"])
 def test_is_attention_whatever_goes_first(variant, seed, kernel) -> None:
