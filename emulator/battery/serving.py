@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,6 +54,9 @@ class ServingBench(LaunchBench):
         yield replace(
             base, name="queries not packed", lengths=((4, 5), (4, 190), (4, 0)), packed_q=False, layout="cache"
         )
+        if self._takes_fewer:
+            for fewer in ((24, 24), (8, 40)):
+                yield replace(base, name="heads of fewer columns", fewer=fewer, lengths=many, dtype="bf16")
         yield replace(base, name="without log-sum-exp", with_lse=False, lengths=((1, 1), (2, 99)))
         for heads in ((2, 2), (16, 2), (3, 1), (12, 4), (8, 8)):
             yield replace(base, name="heads", heads=heads, lengths=many[:2])
@@ -105,8 +109,9 @@ class ServingBench(LaunchBench):
         yield replace(base, name="groups of splits", lengths=((1, 1500), (1, 17 * max(64, n))), heads=(2, 1), slope=3.0)
         if self.number("PART_KEYS", 0):
             parts = replace(base, name="keys in parts", part_keys=n, lengths=((7, 330),), sms=4)
-            # Parts of programs of their own, and, where there are few, of one after the other.
+            # Parts of programs of their own, and, where there are few, of one after the other, but for a far longer sequence's.
             yield from (parts, replace(parts, sms=1, lengths=((70, 330), (3, 150)), heads=(4, 2)))
+            yield from (replace(parts, sms=1), replace(parts, sms=3, lengths=((7, 700), (9, 90), (5, 70))))
             yield replace(
                 parts, launches=2, lengths=((7, 330), (2, 3 * n)), heads=(2, 2), layout="packed", dtype="bf16"
             )
@@ -154,8 +159,9 @@ class ServingBench(LaunchBench):
         work: list[Array] = own if problem.own else []
 
         def launched(number: int, watcher: Watcher | None = None) -> Tensors:
-            made = make(problem, self._dims, problem.seed + 1000 * number, self._narrow)
-            scale = self._dims[0] ** -0.5 if problem.scale is None else problem.scale
+            dims = self._dims_of(problem)
+            made = make(problem, dims, problem.seed + 1000 * number, self._narrow)
+            scale = dims[0] ** -0.5 if problem.scale is None else problem.scale
             most_q, most_k = (max(pair[i] for pair in problem.lengths) for i in (0, 1))
             batch, (hq, hk) = len(problem.lengths), problem.heads
             if not problem.told:
@@ -191,7 +197,7 @@ class ServingBench(LaunchBench):
             where = self._wrong(problem, made)
             if where is not None:
                 group = problem.heads[0] // problem.heads[1]
-                scale = self._dims[0] ** -0.5 if problem.scale is None else problem.scale
+                scale = self._dims_of(problem)[0] ** -0.5 if problem.scale is None else problem.scale
                 factors = made.lists["k_descale"].data if problem.descale else None
                 scores = by_row(made.sequences, scale, problem.softcap, group, factors)
                 steps = ServingSteps(problem.lengths, group, problem.window, made.places, scores, problem.latent)
@@ -222,6 +228,15 @@ class ServingBench(LaunchBench):
         shape = self.loaded.header["workload"]
         return int(shape["head_dim_qk"]), int(shape["head_dim_v"])
 
+    def _dims_of(self, problem: Batch) -> tuple[int, int]:
+        dim, dim_v = self._dims
+        return dim - problem.fewer[0], dim_v - problem.fewer[1]
+
+    @property
+    def _takes_fewer(self) -> bool:
+        """Whether heads may have fewer columns than the kernel."""
+        return "eighths_v" in inspect.signature(self.loaded.module.attention.fn).parameters
+
     def _wrong(self, problem: Batch, made: Tensors) -> _Wrong | None:
         """What is wrong with the results; None where they are right."""
         ulp, at, found = _ULP[problem.dtype], 0, None
@@ -239,7 +254,7 @@ class ServingBench(LaunchBench):
                         ("out", (first, 0, 0) if problem.packed_q else (number, 0, 0, 0)),
                     )  # fmt: skip
                 continue
-            want, want_lse, size = reference(problem, self._dims, q, k, v, made.sinks)
+            want, want_lse, size = reference(problem, self._dims_of(problem), q, k, v, made.sinks)
             name, allowed = f"sequence {number} ({rows}x{keys})", _ROUNDINGS * ulp * np.maximum(size, 1e-3)[..., None]
             off = compare(got, want, allowed, ("row", "head", "column"), name)
             finite = np.abs(want_lse[np.isfinite(want_lse)]).max(initial=0.0)

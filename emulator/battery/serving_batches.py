@@ -51,6 +51,8 @@ class Batch:
     rows: tuple[int, int] = (1, 1 << 29)
     #: Whether launch makes its scratch memory itself.
     own: bool = False
+    #: Columns that heads of queries and keys, and of values, have less than the kernel.
+    fewer: tuple[int, int] = (0, 0)
 
     def parts(self) -> tuple[Batch, ...]:
         """The launch with one of its sequences only, the shortest first."""
@@ -67,6 +69,7 @@ class Batch:
             f"{len(self.lengths)} sequences ({some})", f"heads {self.heads[0]}/{self.heads[1]}", self.layout,
             *([f"pages of {self.page}"] if self.layout == "paged" else []), f"window {self.window[0]},{self.window[1]}", self.dtype,
             *([f"softcap {self.softcap:g}"] if self.softcap else []), *(["sinks"] if self.sinks else []),
+            *(["{} and {} columns fewer".format(*self.fewer)] if any(self.fewer) else []),
             *([f"scale {self.scale:g}"] if self.scale is not None else []),
             self.mode + (f" (seed {self.seed})" if self.mode == "random" else ""),
         ]  # fmt: skip
