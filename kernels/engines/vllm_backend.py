@@ -15,6 +15,7 @@ import torch
 
 from tilecast.kernels import registry
 from tilecast.kernels.errors import UnsupportedError
+from tilecast.kernels.selection import DTYPE_NAMES
 from tilecast.kernels.serving.calls import attention_kvcache
 from tilecast.kernels.serving.checks import PAGES
 
@@ -96,8 +97,10 @@ class TilecastBackend(_vllm.AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def get_supported_head_sizes(cls) -> list[int]:
-        """Head dimensions that kernels ship for."""
-        return sorted({e.head_dim_qk for e in registry.shipped_serving() if e.head_dim_qk == e.head_dim_v})
+        """Head dimensions that kernels take, of whatever GPU (`supports_combination`)."""
+        alike = [entry for entry in registry.shipped_serving() if entry.head_dim_qk == entry.head_dim_v]
+        fewer = (range(entry.head_dim_min, entry.head_dim_qk, 8) for entry in alike if entry.head_dim_min)
+        return sorted({entry.head_dim_qk for entry in alike}.union(*fewer))
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
@@ -127,6 +130,15 @@ class TilecastBackend(_vllm.AttentionBackend):  # type: ignore[misc]
         """Why not; None where nothing speaks against it."""
         if kv_cache_dtype in _DTYPES and _DTYPES[kv_cache_dtype] != dtype:
             return f"kv_cache_dtype {kv_cache_dtype} beside queries of {dtype}"
+        here = device_capability.major, device_capability.minor
+        kernels = tuple(entry for entry in registry.shipped_serving() if not entry.cache)
+        # Dtypes and GPUs that it takes nothing of have a reason of their own.
+        if (
+            dtype in DTYPE_NAMES
+            and here[0] >= 8
+            and not registry.candidates(here, DTYPE_NAMES[dtype], head_size, head_size, "window", kernels)
+        ):
+            return f"head size {head_size} on a GPU of compute capability {here[0]}.{here[1]}"
         return None
 
 

@@ -173,7 +173,13 @@ def test_keys_and_values_go_to_vllm_s_own_writer(module, monkeypatch) -> None:  
     ("changed", "reason"),
     [
         ({}, None),
-        ({"head_size": 80}, "head_size not supported"),
+        ({"head_size": 84}, "head_size not supported"),
+        ({"head_size": 80}, None),
+        (
+            {"head_size": 80, "device_capability": types.SimpleNamespace(major=8, minor=0)},
+            "head size 80 on a GPU of compute capability 8.0",
+        ),
+        ({"device_capability": types.SimpleNamespace(major=8, minor=0)}, None),
         ({"dtype": torch.float32}, "dtype not supported"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype not supported"),
         ({"kv_cache_dtype": "float16"}, "kv_cache_dtype float16 beside queries of torch.bfloat16"),
