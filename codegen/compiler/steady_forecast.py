@@ -89,7 +89,7 @@ class SteadyForecast:
     @property
     def memory_cycles(self) -> float:
         """Cycles of an iteration where memory must bring and take all that lanes move, its bandwidth shared by all SMs."""
-        return self.moved / _memory_rate(self.machine, self.mhz)
+        return self.moved / self.machine.bytes_per_clk(self.machine["hbm.tbps_achieved"], self.mhz)
 
     @property
     def memory_milliseconds(self) -> float | None:
@@ -118,11 +118,6 @@ class SteadyForecast:
     def tflops(self) -> float:
         """TFLOP/s of all SMs while they run the loop."""
         return self.flop / self.cycles * self.machine["chip.sm_count"] * self.mhz * 1e-6
-
-
-def _memory_rate(machine: Machine, mhz: float) -> float:
-    """Bytes a cycle of an SM that memory brings or takes while all SMs ask for as much."""
-    return machine["hbm.tbps_achieved"] * 1e12 / (machine["chip.sm_count"] * mhz * 1e6)
 
 
 def _floor(kernel: KernelRoles, machine: Machine, per_sm: int) -> float:
