@@ -14,8 +14,7 @@ from tilecast.codegen.hopper.forward_form import pieces
 from tilecast.codegen.hopper.forward_kernel import HopperKernel
 from tilecast.codegen.masks import titled_keys_seen
 from tilecast.model.families import build_pipeline
-from tilecast.model.kernel.variants.fa3 import Fa3Variant
-from tilecast.model.kernel.variants.hopper.prefill import WIDE
+from tilecast.model.kernel.variants.fa3 import WIDE, Fa3Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.graph import Pipeline

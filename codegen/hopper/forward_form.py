@@ -8,8 +8,7 @@ from inspect import getsource
 from tilecast.codegen.gluon import OUTPUT_ARGUMENTS, GluonKernel, sizes_statement
 from tilecast.codegen.host import SMS_STATEMENT, WINDOW_STATEMENTS, Descriptor, Host, box_statements
 from tilecast.model.chip.programs import most_keys, programs_and_turns, start_keys
-from tilecast.model.kernel.variants.fa3 import E4M3_PART
-from tilecast.model.kernel.variants.hopper.prefill import WIDE
+from tilecast.model.kernel.variants.fa3 import E4M3_PART, WIDE
 
 
 @dataclass(frozen=True, slots=True)

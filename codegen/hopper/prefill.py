@@ -16,13 +16,13 @@ from tilecast.codegen.hopper.forward_kernel import HopperKernel
 from tilecast.codegen.hopper.serving import EIGHTHS, FACTOR_STRIDES, FACTORS, POINTERS, STRIDES, own_copies
 from tilecast.codegen.masks import SEEN_OF_SEQUENCE
 from tilecast.model.kernel.header import dims_text
+from tilecast.model.kernel.variants.fa3 import WIDE
 from tilecast.model.kernel.variants.hopper.prefill import (
     CHAIN,
     MOST_NUMBERS,
     MOST_PARTS,
     MOST_PLACES,
     SMS,
-    WIDE,
     HopperPrefillVariant,
     q_tiles,
 )
@@ -120,21 +120,19 @@ class HopperPrefillKernel(HopperKernel):
     def rows_fields(self) -> str:
         """What consumers know of their tensors."""
         strides = (name for name in STRIDES if not name.startswith("stride_q"))
-        return " ".join(
-            (
-                "out",
-                "lse",
-                "sinks",
-                "k_scales",
-                "v_scales",
-                "partials",
-                "arrived",
-                *strides,
-                *FACTOR_STRIDES,
-                *FACTORS,
-                *["eighths"] * self.narrower,
-            )
+        known = (
+            "out",
+            "lse",
+            "sinks",
+            "k_scales",
+            "v_scales",
+            "partials",
+            "arrived",
+            *strides,
+            *FACTOR_STRIDES,
+            *FACTORS,
         )
+        return " ".join((*known, *["eighths"] * self.narrower))
 
     @staticmethod
     def own_fields(name: str, fields: str) -> str:

@@ -1202,11 +1202,7 @@ def attend_chained(g: gl.constexpr, turn, n, q, k, v, items, batch, rows, CAPPED
                 else:
                     park(total, at + columns * ROWS)
         elif closes:
-            if PARTS == 3:
-                leave(g, turn, reference, row_sum, o, items, batch, rows, CAPPED, PARTS)
-            else:
-                inverse = finish(g, reference, row_sum, item, row, problem, batch, rows)
-                store_rows(rows, batch, o, inverse, item, g * ROWS, 0)
+            leave(g, turn, reference, row_sum, o, items, batch, rows, CAPPED, PARTS)
         else:
             keep(at, reference, row_sum, o)
     return n

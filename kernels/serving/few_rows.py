@@ -14,6 +14,7 @@ from typing import Any
 from tilecast.kernels import registry
 from tilecast.kernels.errors import UnsupportedError
 from tilecast.kernels.serving import operator
+from tilecast.kernels.serving.launching import start_all
 
 #: Most queries and most rows (queries of all heads that share a key head) that go there whatever becomes of them, and fewest keys.
 QUERIES, ROWS, KEYS = 16, 128, 512
@@ -61,8 +62,7 @@ def started(
 
     def start(q: Any, k: Any, v: Any, out: Any, lse: Any) -> None:
         # Addresses are all that is new: extents and strides are those of the transposed tensors above.
-        kept = [one(q, k, v, out, lse, _NO_LISTS) for one in starts]  # see `operator.into`
-        del kept
+        start_all(starts, q, k, v, out, lse, _NO_LISTS)
 
     return start if starts else None
 

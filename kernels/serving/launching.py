@@ -6,7 +6,7 @@ device: programs find their work themselves, so that a captured launch is right 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -21,6 +21,15 @@ _COUNTERS = 1 << 18
 _KEPT = 1 << 20
 #: Of a launch: whether the next one may begin before it ends, and whether it may begin before the one before has ended.
 LEADS, FOLLOWS = 1, 2
+
+
+def start_all(starts: Iterable[Callable[..., Any]], *given: Any) -> None:
+    """Make launches of `Launcher.started` with what is given, one after the other.
+
+    They may run at the same time: what one works in stays until the last has its own, or that could be the same memory.
+    """
+    kept = [start(*given) for start in starts]
+    del kept
 
 
 class Counters:

@@ -20,7 +20,7 @@ from tilecast.kernels.again import watched
 from tilecast.kernels.errors import UnsupportedError, scale_refusal
 from tilecast.kernels.registration import register
 from tilecast.kernels.selection import DTYPE_NAMES, capability_of
-from tilecast.kernels.serving.launching import FOLLOWS, LEADS, Counters, Launcher
+from tilecast.kernels.serving.launching import FOLLOWS, LEADS, Counters, Launcher, start_all
 from tilecast.kernels.starting import on_device
 
 #: ((fewest rows, most rows, launcher, launch), ...), with no rows in common.
@@ -72,8 +72,7 @@ def started(arguments: tuple[Any, ...]) -> Callable[..., tuple[Any, Any]] | None
     def call(q: Any, k: Any, v: Any, lists: tuple[Any, ...]) -> tuple[Any, Any]:
         out = _empty_like(q) if alike else q.new_empty(out_shape)
         lse = q.new_empty(lse_shape, dtype=torch.float32) if return_lse else None
-        kept = [start(q, k, v, out, lse, lists) for start in starts]  # see `into`
-        del kept
+        start_all(starts, q, k, v, out, lse, lists)
         return out, lse
 
     return call
@@ -140,7 +139,7 @@ def into(
     if not most:
         out.zero_()
         return
-    # Launches may run at the same time: what one works in stays until the last has its own, or that could be the same memory.
+    # As in `start_all`.
     kept = [
         launch(q, k, v, out, lse, lists, scale, softcap, seqlen_q, seqlen_k, window, beside)
         for _, launch, beside in _wanted(found.of(k, v), least, most)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilecast.model.kernel.variants.fa3 import Fa3Variant
+from tilecast.model.kernel.variants.fa3 import WIDE, Fa3Variant
 from tilecast.model.kernel.variants.hopper import mla as hopper_mla
 from tilecast.model.kernel.variants.hopper import prefill as hopper_prefill
 from tilecast.model.kernel.variants.hopper import serving as hopper_serving
@@ -315,7 +315,7 @@ def _teams(dealt: Dealing, batch: Batch, teams: int) -> int:
 def _prefill(v: HopperPrefillVariant, heads: Workload) -> Dealing:
     rows = hopper_serving.ROWS
     room = hopper_prefill.MOST_NUMBERS // (rows * v.warpgroups * (heads.head_dim_v + 2))
-    wide = heads.head_dim_v > hopper_prefill.WIDE
+    wide = heads.head_dim_v > WIDE
     parting = Parting(
         hopper_prefill.SMS,
         hopper_prefill.MOST_PARTS,

@@ -31,6 +31,8 @@ _WRITTEN_TILES = (32, 64, 128, 256)
 #: Heads in e4m3, and the most columns of a block's product that are added to O at a time.
 _E4M3_HEADS = (32, 64, 128, 256)
 E4M3_PART = 128
+#: Columns of V from which on registers are scarce: O takes half as many in each thread.
+WIDE = 192
 #: Key tiles: wgmma takes N in steps of 8, the published kernels use steps of 16.
 _TILES = (128, 64, 32, 48, 80, 96, 112, 144, 160, 176, 192, 256)
 _SHARES = (0.0, 0.125, 0.25)

@@ -25,8 +25,6 @@ MOST_NUMBERS = 1 << 25
 #: Where programs take in the parts of a tile one after the other, those of longer tiles are dealt out: of more blocks than so many times a
 #: program's share of all.  Parts that they may leave.
 CHAIN, MOST_PLACES = 1.25, 1024
-#: Columns of V from which on registers are scarce: O takes half as many in each thread.
-WIDE = 192
 #: Bytes that barriers, what roles are handed and the compiler's own exchanges add: 4484 under Triton 3.6.
 _MARGIN = 4608
 #: Columns of O and of S that a thread has registers for, by warpgroups.
