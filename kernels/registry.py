@@ -25,7 +25,7 @@ window_left, window_right, dlse, terms)`` and its ``plan`` (`launching.backward_
 needs more, and ``PIECES`` where its terms are pieces (`launching.terms_shape`).  A serving module provides ``launch``, ``plan`` and
 ``scratch`` (`serving.launching`); its lengths are rows of a sequence, queries * heads_q / heads_kv, and its mask is a window.
 
-Among the kernels that cover a problem the highest preference wins, then the narrower mask, then the module name.  Only
+Among the kernels that cover a problem the highest preference wins, then the narrower mask, then the narrower heads, then the module name.  Only
 facts of one sequence, or of the model as key heads are, enter the choice (never the batch), so what a sequence gets does not
 depend on its company.
 
@@ -152,7 +152,7 @@ def candidates(
     """
     known = shipped() if entries is None else entries
     fitting = [e for e in known if e.covers(capability, dtype, head_dim_qk, head_dim_v, mask)]
-    fitting.sort(key=lambda e: (-e.preference, COVERED_BY[mask].index(e.mask), e.module))
+    fitting.sort(key=lambda e: (-e.preference, COVERED_BY[mask].index(e.mask), e.head_dim_qk + e.head_dim_v, e.module))
     kept: list[Entry] = []
     for entry in fitting:
         if not any(

@@ -129,6 +129,17 @@ class HopperServingKernel:
         return f"[{self.tile_n // 4}, 0], [{self.tile_n // 2}, 0]"
 
     @property
+    def merged_rows(self) -> int:
+        """Rows that are merged at a time, by four warps: of more columns than 128 half as many, for whose splits a thread has registers."""
+        return 4 if self.head_dim_v <= 2 * PIECE else 2
+
+    @property
+    def merging(self) -> str:
+        """Layout of splits, rows and columns of a merge."""
+        across = 4 // self.merged_rows
+        return f"[{self.merged}, 1, {self.head_dim_v // 32 // across}], [1, 1, 32], [1, {self.merged_rows}, {across}], [2, 1, 0]"
+
+    @property
     def all_made(self) -> str:
         """The pieces of O when all products are done."""
         waited = "warpgroup_mma_wait(0, deps=made)"

@@ -77,6 +77,15 @@ def own_copy(x):
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
 
 
+@gluon.jit
+def within(there, columns, eighths):
+    """Which columns of rows are there: of rows that are, all, or the first ``eighths`` times 8 of heads with fewer than the kernel's."""
+    found = there[:, None]
+    if eighths is not None:
+        found = found & (columns // 8 < eighths)[None, :]
+    return found
+
+
 @gluon.constexpr_function
 def accumulator(columns):
     """wgmma accumulator of ROWS x columns: a row lives in the four lanes of a quad."""
@@ -110,9 +119,9 @@ Batch = namedtuple(
 )
 Rows = namedtuple(
     "Rows",
-    "out lse sinks k_scales v_scales partials arrived stride_ob stride_os stride_oh stride_lb stride_ls stride_lh stride_kb stride_kg stride_vb stride_vg scale_log2 cap_log2",
+    "out lse sinks k_scales v_scales partials arrived stride_ob stride_os stride_oh stride_lb stride_ls stride_lh stride_kb stride_kg stride_vb stride_vg scale_log2 cap_log2 eighths",
 )
-Queries = namedtuple("Queries", "q stride_b stride_s stride_h")
+Queries = namedtuple("Queries", "q stride_b stride_s stride_h eighths")
 # A tile: its sequence (-1: there is no other tile), key head, how many rows there are from its first one on, of that row the query
 # among all, its position among the keys, and its head in the group; the keys of the sequence.
 Item = namedtuple("Item", "b head_kv rows query position head k_len")
@@ -614,7 +623,11 @@ def load_q(q, number, item, row, queries, batch):
         offsets = later * (queries.stride_s * 8) + head * (queries.stride_h * 8)
         for piece in gl.static_range(QK_PIECES):
             box = q.boxes.index((slot * QK_PIECES + piece) * (ROWS // Q_ROWS) + part)
-            copy_rows(box, first + (offsets[:, None] + (piece * COLUMNS + columns)[None, :]), mask=there[:, None])
+            copy_rows(
+                box,
+                first + (offsets[:, None] + (piece * COLUMNS + columns)[None, :]),
+                mask=within(there, piece * COLUMNS + columns, queries.eighths),
+            )
     async_copy.mbarrier_arrive(q.full.index(slot), increment_count=False)
 
 
@@ -725,7 +738,9 @@ def load_role(
         own_copy(batch.rows_min),
         own_copy(batch.rows_max),
     )
-    queries = Queries(queries.q, own_copy(queries.stride_b), own_copy(queries.stride_s), own_copy(queries.stride_h))
+    queries = Queries(
+        queries.q, own_copy(queries.stride_b), own_copy(queries.stride_s), own_copy(queries.stride_h), queries.eighths
+    )
     n, turn, done, number = 0, 0, 0, own_copy(gl.program_id(0))
     if PARTS == 3:
         most, place = longest_chain(batch, PLANNED), gl.num_programs(0) * CHAINED
@@ -829,10 +844,11 @@ def store_rows(rows, batch, pieces, factor, item, row, COLUMN: gl.constexpr):
     offsets = later * stride_s + head * (own_copy(rows.stride_oh) * 8)
     columns = gl.arange(0, width, layout=gl.SliceLayout(0, layout))
     at = rows.out + start_of(item, own_copy(rows.stride_ob) * 8, stride_s) + (offsets[:, None] + columns[None, :])
-    there = (each < item.rows)[:, None]
+    there = each < item.rows
     for i in gl.static_range(len(pieces)):
         o = scaled(pieces[i], factor).to(rows.out.dtype.element_ty)
-        gl.store(at + (COLUMN + i * width), gl.convert_layout(o, layout), mask=there)
+        found = within(there, COLUMN + i * width + columns, rows.eighths)
+        gl.store(at + (COLUMN + i * width), gl.convert_layout(o, layout), mask=found)
 
 
 @gluon.jit
@@ -1251,13 +1267,15 @@ def consumer_role(g: gl.constexpr, q, k, v, items, batch, rows, CAPPED: gl.const
         "right",
         "rows_min",
         "rows_max",
+        "eighths_qk",
+        "eighths_v",
     ]
 )
 def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table, slots, k_scales, v_scales, partials,
               arrived, stride_qb, stride_qs, stride_qh, stride_ob, stride_os, stride_oh, stride_lb, stride_ls,
               stride_lh, stride_table, stride_kb, stride_kg, stride_vb, stride_vg, count, heads_kv, group, inverse,
-              seqlen_q, seqlen_k, left, right, rows_min, rows_max, scale_log2, cap_log2, PAGE: gl.constexpr, CAPPED:
-              gl.constexpr, BESIDE: gl.constexpr, PARTS: gl.constexpr):  # fmt: skip
+              seqlen_q, seqlen_k, left, right, rows_min, rows_max, eighths_qk, eighths_v, scale_log2, cap_log2, PAGE:
+              gl.constexpr, CAPPED: gl.constexpr, BESIDE: gl.constexpr, PARTS: gl.constexpr):  # fmt: skip
     """Allocate, set up the barriers, and start the roles."""
     batch = Batch(
         cu_q,
@@ -1297,8 +1315,9 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
         stride_vg,
         scale_log2,
         cap_log2,
+        eighths_v,
     )
-    queries = Queries(q_ptr, stride_qb, stride_qs, stride_qh)
+    queries = Queries(q_ptr, stride_qb, stride_qs, stride_qh, eighths_qk)
     gl.inline_asm_elementwise(DECLARE, "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1)
     q = make_q_ring(k_desc.dtype)
     k = make_ring(k_desc, QK_PIECES)
@@ -1382,14 +1401,15 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
     cu_q, cu_k, used_k, table, slots, sinks, k_scales, v_scales = lists
     heads_q, heads_kv = q.shape[-2], k.shape[-2]
     if (
-        q.shape[-1] != 256
-        or k.shape[-1] != 256
-        or v.shape[-1] != 256
+        q.shape[-1] != k.shape[-1]
+        or out.shape[-1] != v.shape[-1]
+        or max(q.shape[-1], v.shape[-1]) > 256
+        or (q.shape[-1] | v.shape[-1]) % 8
         or heads_q % heads_kv
         or heads_q > MOST_GROUP * heads_kv
     ):
         raise ValueError(
-            f"q, k, v: expected head_dim 256, 256, 256 and heads of q a multiple of k's, at most {MOST_GROUP} times, got {[*q.shape]}, {[*k.shape]}, {[*v.shape]}"
+            f"q, k, v: expected head_dim of at most 256, a multiple of 8, the same of q and k and of v and out, and heads of q a multiple of k's, at most {MOST_GROUP} times, got {[*q.shape]}, {[*k.shape]}, {[*v.shape]}"
         )
     for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
         kind, unit = (str(q.dtype), 8)
@@ -1445,6 +1465,7 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
         *lse_strides, 0 if table is None else table.stride(0), 
         *(n for x in (k_scales, v_scales) for n in ((0, 0) if x is None else x.stride())), batch, heads_kv, group, (1 << 20) // group + 1, seqlen_q, min(seqlen_k, FAR.value), left, right,
         max(rows[0], 1), min(rows[1], FAR.value),
+        *(None if n == 256 else n // 8 for n in (q.shape[-1], v.shape[-1])),
     )  # fmt: skip
     return (max(1, min(items, PROGRAMS * sms * 1)), 1, 1), arguments, (page, capped, beside, how)
 
@@ -1487,7 +1508,7 @@ def launch(
     logarithm of its row sums to `lse` unless that is None.
 
     q, out: (batch, seqlen_q, heads_q, 256 | 256), or (total, heads_q, ...) with cu_seqlens_q.  k, v: (batch, seqlen_k, heads_kv,
-    256 | 256), with block_table (batch, pages of a sequence) instead (pages, page size, heads_kv, ...), with cu_seqlens_k (total,
+    256 | 256), or heads of fewer columns, a multiple of 8, with block_table (batch, pages of a sequence) instead (pages, page size, heads_kv, ...), with cu_seqlens_k (total,
     heads_kv, ...); all bf16 or all fp16, or k and v bytes of e4m3; unit last stride, rows that start at 16 bytes.  lse: float32 (batch, heads_q,
     seqlen_q) or (heads_q, total).  Lists are int32, sinks float32 or as q; k_descale, v_descale: float32 (batch, heads_kv),
     factors of what a cache holds.

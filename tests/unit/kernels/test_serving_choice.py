@@ -109,27 +109,39 @@ def test_other_devices_and_heads_keep_them_too(found, capability, dim) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("dim", "own"), [(8, 64), (56, 64), (72, 128), (80, 128), (96, 128), (120, 128)])
+@pytest.mark.parametrize(
+    ("dim", "own"), [(8, 64), (56, 64), (72, 128), (80, 128), (96, 128), (120, 128), (136, 256), (192, 256), (248, 256)]
+)
 def test_hopper_takes_heads_of_fewer_columns_by_the_kernels_for_the_next_more(dim, own, found, monkeypatch) -> None:
     kernels = found((9, 0), dim, cache(4, 16, 1, dim))
-    assert [family for _, _, family in kernels] == ["hopper_serving_runs", "hopper_serving", "hopper_prefill"]
+    families = ["hopper_serving_runs", "hopper_serving", "hopper_prefill"]
+    assert [family for _, _, family in kernels] == families[own == 256 :]
     taken = operator._known[(-1, torch.bfloat16, torch.bfloat16, dim, dim)].kernels
     assert {launcher._module.TILECAST["workload"]["head_dim_v"] for _, _, launcher, _ in taken} == {own}
 
 
-@pytest.mark.parametrize(("capability", "dims"), [((9, 0), (84, 84)), ((9, 0), (136, 136)), ((10, 0), (80, 80))])
+@pytest.mark.parametrize(("capability", "dims"), [((9, 0), (84, 84)), ((9, 0), (264, 264)), ((10, 0), (80, 80))])
 def test_other_heads_are_refused_in_a_sentence(capability, dims, monkeypatch) -> None:
     monkeypatch.setattr(operator, "_known", {})
     monkeypatch.setattr(operator, "capability_of", lambda kind, device: capability)
     q = torch.zeros(1, 1, 4, dims[0], dtype=torch.bfloat16)
     said = operator.refusal(q, cache(4, 16, 1, dims[0]), *dims)
     assert said is not None and "head_dim: expected one that a serving kernel has" in said
-    assert ("or a multiple of 8 up to 128" in said) == (capability == (9, 0))
+    assert ("or a multiple of 8 up to 256" in said) == (capability == (9, 0))
 
 
-def test_head_dim_256_decodes_on_the_portable_kernels_and_has_prefill_of_its_own(found) -> None:
+def test_head_dim_256_decodes_by_one_kernel_of_the_copy_engine(found) -> None:
     kernels = found((9, 0), 256, cache(4, 16, 1, 256))
-    assert kernels == [(0, 16, "triton_serving"), (17, 64, "triton_serving"), (65, registry.NO_LIMIT, "hopper_prefill")]
+    assert kernels == [(0, 64, "hopper_serving"), (65, registry.NO_LIMIT, "hopper_prefill")]
+
+
+def test_heads_with_kernels_of_their_own_keep_them_where_wider_ones_take_fewer_columns() -> None:
+    for family in ("", "hopper_serving", "hopper_prefill"):
+        asked = registry.usable(registry.read_index(registry.INDEX), None, family)
+        serving = tuple(e for e in asked if e.direction == "serve" and not e.cache)
+        for dims in ((192, 128), (128, 128), (64, 64), (256, 256)):
+            kept = registry.candidates((9, 0), "bf16", *dims, "window", serving)
+            assert {(e.head_dim_qk, e.head_dim_v) for e in kept} == {dims}, (family, dims)
 
 
 def test_latent_attention_has_a_kernel_of_its_own_on_hopper(monkeypatch) -> None:
@@ -165,5 +177,5 @@ def test_heads_of_fewer_columns_are_forecast_with_the_kernels_that_run_them() ->
     for dim in range(8, 257, 4):
         for dim_v in {dim, 64, max(8, dim - 24)}:
             taken = {(e.head_dim_qk, e.head_dim_v) for e in entries if e.covers((9, 0), "bf16", dim, dim_v, "window")}
-            own = own_columns(dim, dim_v)
-            assert taken == ({own} if max(dim, dim_v) <= 128 and dim % 8 == dim_v % 8 == 0 else set())
+            assert taken == {own_columns(dim, dim_v)} & {(64, 64), (128, 128), (256, 256)}
+            assert bool(taken) == (dim % 8 == dim_v % 8 == 0)

@@ -68,18 +68,24 @@ class HopperServingVariant:
     planned: int = 128
 
 
+#: Heads of K and of V, with as many columns, of the 16-bit kernels of the copy engine, which also take those of fewer, a multiple of 8: multiplied
+#: as if they were as wide, of zeros that no memory sends.
+OWN_COLUMNS = (PIECE, 2 * PIECE, 4 * PIECE)
+#: The other heads of such kernels.
+_OWN_UNEQUAL = (3 * PIECE, 2 * PIECE)
+
+
 def takes_narrower(head_dim_qk: int, head_dim_v: int) -> bool:
-    """Whether a 16-bit kernel of the copy engine for such heads also takes those of fewer columns, a multiple of 8: multiplied as if they
-    were as wide, which costs less than another kernel while there are few columns."""
-    return head_dim_qk == head_dim_v and head_dim_v <= 2 * PIECE
+    """Whether a 16-bit kernel of the copy engine for such heads also takes those of fewer columns."""
+    return head_dim_qk == head_dim_v and head_dim_v in OWN_COLUMNS
 
 
 def own_columns(head_dim_qk: int, head_dim_v: int) -> tuple[int, int]:
     """(columns of Q and K, of V) of the 16-bit kernel of the copy engine that runs such heads."""
-    most = max(head_dim_qk, head_dim_v)
-    if most > 2 * PIECE or head_dim_qk % 8 or head_dim_v % 8:
-        return head_dim_qk, head_dim_v
-    return (PIECE, PIECE) if most <= PIECE else (2 * PIECE, 2 * PIECE)
+    dims = head_dim_qk, head_dim_v
+    if dims == _OWN_UNEQUAL or head_dim_qk % 8 or head_dim_v % 8:
+        return dims
+    return next(((own, own) for own in OWN_COLUMNS if max(dims) <= own), dims)
 
 
 def split_limit(variant: HopperServingVariant, heads_kv: int) -> int:
@@ -146,15 +152,15 @@ def space(workload: Workload, machine: Machine) -> Iterator[HopperServingVariant
 
 
 def chosen(workload: Workload, machine: Machine) -> HopperServingVariant:
-    """The variant to start from: three blocks of 64 keys of 128 columns in flight, or as many bytes of narrower heads.
+    """The variant to start from: three blocks of 64 keys of 128 columns in flight, or as many bytes of other heads; of heads with more than 128
+    columns of V, whose O leaves few registers for S, in blocks of 32 keys.
 
     More only lengthen the memory's queue, on an H200 (data/measured/h200_decode_hopper.csv).
     """
+    tile_n = 64 if workload.head_dim_v <= 2 * PIECE else 32
     room = int(machine["smem.per_cta_bytes"]) - _MARGIN - _Q_TILES * ROWS * workload.head_dim_qk * workload.dtype_bytes
-    block = 64 * (workload.head_dim_qk + workload.head_dim_v) * workload.dtype_bytes
-    stages = max(1, min(room // block, -(-_IN_FLIGHT // block)))
-    merged = 16 if workload.head_dim_v <= 128 else 4
-    return HopperServingVariant(kv_stages=stages, merged=merged, most_splits=min(128, merged**2))
+    block = tile_n * (workload.head_dim_qk + workload.head_dim_v) * workload.dtype_bytes
+    return HopperServingVariant(tile_n=tile_n, kv_stages=max(1, min(room // block, -(-_IN_FLIGHT // block))))
 
 
 @dataclass(frozen=True, slots=True)
