@@ -14,6 +14,7 @@ from tilecast.codegen.gluon import in_lines
 from tilecast.codegen.masks import SEEN_OF_SEQUENCE
 from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.hopper.serving import (
+    PARTS_COLUMNS,
     PIECE,
     Q_SLOTS_RUNS,
     ROWS,
@@ -239,6 +240,21 @@ class HopperRunsKernel(HopperServingKernel):
     last_constants: ClassVar[tuple[str, ...]] = ("DIRECT", "ROWS")
     own_options: ClassVar[str] = "DIRECT"
     q_slots: ClassVar[int] = Q_SLOTS_RUNS
+
+    @property
+    def wide(self) -> bool:
+        """Whether O of each warp leaves no registers to keep Q and values of a block in: they are read piece by piece."""
+        return self.head_dim_v > PARTS_COLUMNS
+
+    @property
+    def parts_pieces(self) -> int:
+        """Pieces of O that warps leave in shared memory at a time, to be added up."""
+        return PARTS_COLUMNS // self.piece
+
+    @property
+    def many_merged(self) -> int:
+        """Rows that are merged at a time, where sequences have more than four."""
+        return 4 if self.wide else 8
 
     @property
     def direct_registers(self) -> int:

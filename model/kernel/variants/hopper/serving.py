@@ -273,6 +273,8 @@ class HopperRunsE4m3Variant(HopperRunsVariant):
 
 #: Tiles of Q of items that a program has been told of, where it takes them in turn.
 Q_SLOTS_RUNS = 4
+#: Columns of O that the warps of a program leave in shared memory at a time.
+PARTS_COLUMNS = 2 * PIECE
 #: Shared memory that an SM keeps back for each program.
 _KEPT_BACK = 1024
 #: Bytes of K and V in flight of a program that were fastest at head_dim 128.
@@ -280,21 +282,23 @@ _IN_FLIGHT_RUNS = 1 << 16
 
 
 def shared_bytes_runs(variant: HopperRunsVariant, workload: Workload, stages: int) -> int:
-    """Shared memory of a program with one item: rings of ``stages`` blocks of K and V, and what four warps have made of O, its maxima and
+    """Shared memory of a program but for Q: rings of ``stages`` blocks of K and V, and what four warps have made of O, its maxima and
     sums, in float32."""
     moving = stages * variant.tile_n * (workload.head_dim_qk + workload.head_dim_v)
     element = 1 if variant.narrow else workload.dtype_bytes
-    return element * moving + 4 * 4 * ROWS_E4M3 * (workload.head_dim_v + 2)
+    return element * moving + 4 * 4 * ROWS_E4M3 * (min(workload.head_dim_v, PARTS_COLUMNS) + 2)
 
 
 def legality_runs(variant: HopperRunsVariant, workload: Workload, machine: Machine) -> Verdict:
     """Whether the machine can run ``variant``: ``programs`` of it with one item on an SM, or one that takes items in turn and also keeps O
     of groups of splits."""
     one, margin = shared_bytes_runs(variant, workload, variant.kv_stages), _MARGIN // 4
+    tile = ROWS_E4M3 * workload.head_dim_qk * workload.dtype_bytes
+    if workload.head_dim_v > PARTS_COLUMNS:
+        one += tile  # Q, for which O leaves no registers
     several = variant.programs * (one + margin) + (variant.programs - 1) * _KEPT_BACK
-    queries = Q_SLOTS_RUNS * ROWS_E4M3 * workload.head_dim_qk * workload.dtype_bytes
     sums = 2 * 4 * ROWS_E4M3 * workload.head_dim_v
-    of_groups = shared_bytes_runs(variant, workload, variant.dealt_stages) + queries + sums + _MARGIN
+    of_groups = shared_bytes_runs(variant, workload, variant.dealt_stages) + Q_SLOTS_RUNS * tile + sums + _MARGIN
     return fits(variant.family, max(several, of_groups) - _MARGIN, machine)
 
 
@@ -303,8 +307,13 @@ def writable_runs(variant: HopperRunsVariant, workload: Workload, machine: Machi
     verdict = writable(variant, workload, machine)
     if not verdict.legal:
         return verdict
-    if workload.head_dim_v > _MOST_COLUMNS_E4M3:
-        return over_limit("head_dim_v", workload.head_dim_v, _MOST_COLUMNS_E4M3, "columns", "use family serving-hopper")
+    if variant.narrow and workload.head_dim_v > _MOST_COLUMNS_E4M3:
+        return over_limit("head_dim_v", workload.head_dim_v, _MOST_COLUMNS_E4M3, "columns", "use family serving")
+    if workload.head_dim_v > PARTS_COLUMNS and variant.programs > 1:
+        return Verdict(
+            f"programs must be 1 for head_dim_v {workload.head_dim_v}, got {variant.programs}: each of four warps has all of O of {ROWS_E4M3} "
+            "rows in registers", "use 1",
+        )  # fmt: skip
     if variant.tile_n == 32:
         return Verdict(
             f"tile_n must be 64 or 128 for family {variant.family}, got 32: each of four warps multiplies 16 keys at a time", "use 64"

@@ -68,6 +68,7 @@ RUNS = HopperRunsVariant(
     merged=4,
     planned=32,
 )
+RUNS_WIDE = replace(RUNS, programs=1, dealt_stages=2)
 RUNS_E4M3 = HopperRunsE4m3Variant(
     tile_n=64,
     kv_stages=2,
@@ -108,6 +109,7 @@ PROBLEMS = [
     *[(variant, Problem(MANY, page=page)) for variant, page in ((NARROW, 16), (NARROW, 64), (WIDE, 16), (WIDE, 128), (WIDE, 256))],
     *[(SMALL, Problem(MANY, layout=layout)) for layout in ("packed", "cache")],
     *[(SMALL, Problem(STEP, dims=dims)) for dims in ((128, 128), (192, 128), (256, 256))],
+    (replace(SMALL, tile_n=32, split_keys=32, kv_stages=3, merged=16), Problem(MANY, dims=(256, 256), page=64)),
     *[(SMALL, Problem(MANY[:2], heads=heads, page=64)) for heads in ((2, 2), (16, 2), (3, 1))],
     *[(SMALL, Problem(MANY, window=window, page=64)) for window in ((-1, -1), (100, 0), (13, 7), (0, 0), (-1, 3))],
     (SMALL, Problem(STEP, softcap=2.0, sinks=True)),
@@ -133,6 +135,10 @@ PROBLEMS = [
     *[(RUNS, Problem(STEP, layout=layout)) for layout in ("packed", "cache", "paged")],
     *[(RUNS, Problem(MANY, page=page, dtype=dtype)) for page, dtype in ((16, "float16"), (64, "bfloat16"), (256, "float16"))],
     *[(RUNS, Problem(STEP, dims=dims)) for dims in ((128, 128), (192, 128))],
+    # O of each warp in all registers: Q is read in each block, a program to an SM; items of their own, and in turns.
+    *[(RUNS_WIDE, Problem(STEP, dims=(256, 256), layout=layout, dtype="bfloat16")) for layout in ("packed", "paged")],
+    (RUNS_WIDE, Problem(((1, 300), (1, 40), (1, 0)), dims=(256, 256), heads=(2, 2), packed_q=False, sinks=True)),
+    (RUNS_WIDE, Problem(((4, 200), (5, 200), (9, 300)), dims=(256, 256), page=64)),
     *sampled([(RUNS, Problem(FEW, window=window, page=64)) for window in ((-1, -1), (100, 0), (13, 7), (0, 0), (-1, 3))]
              + [(RUNS, Problem(((1, 300), (1, 40), (1, 0)), heads=heads, packed_q=False)) for heads in ((2, 2), (16, 2), (3, 1))]),
     (RUNS, Problem(((1, 600),) * 5, packed_q=False, page=64)),
@@ -160,16 +166,18 @@ def test_is_attention(variant, problem, kernel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variant", "problem"),
+    ("variant", "columns", "problem"),
     [
-        (SMALL, Problem(STEP, dims=(40, 40))),
-        (SMALL, Problem(STEP[:3], dims=(48, 24), layout="packed")),
-        (RUNS, Problem(STEP, dims=(56, 56), page=64)),
-        (RUNS, Problem(STEP[:3], dims=(8, 64), layout="cache")),
+        (SMALL, 64, Problem(STEP, dims=(40, 40))),
+        (SMALL, 64, Problem(STEP[:3], dims=(48, 24), layout="packed")),
+        (SMALL, 256, Problem(STEP, dims=(160, 160))),
+        (RUNS, 64, Problem(STEP, dims=(56, 56), page=64)),
+        (RUNS, 64, Problem(STEP[:3], dims=(8, 64), layout="cache")),
+        (RUNS_WIDE, 256, Problem(STEP, dims=(136, 200))),
     ],
 )
-def test_heads_of_fewer_columns_than_the_kernel(variant, problem, kernel) -> None:
-    made, out, lse = launch(kernel(variant, (64, 64)), problem)
+def test_heads_of_fewer_columns_than_the_kernel(variant, columns, problem, kernel) -> None:
+    made, out, lse = launch(kernel(variant, (columns, columns)), problem)
     assert error_of(problem, made, out, lse) <= 1.0
 
 
@@ -273,7 +281,7 @@ def test_the_chosen_variant_can_be_written_and_round_trips(family, dims) -> None
             "runs,merged=8,most_splits=64",
             "merged must be 4 or 16 for family serving-hopper-runs, got 8",
         ),
-        ((64, 256), "h200-sxm", "runs,kv_stages=1,programs=1", "head_dim_v needs 256 columns"),
+        ((64, 256), "h200-sxm", "runs,kv_stages=1,programs=2", "programs must be 1 for head_dim_v 256, got 2"),
     ],
 )
 def test_refuses_what_cannot_be_written(dims, machine, knobs, said) -> None:
