@@ -34,9 +34,7 @@ from tilecast.model.step.evaluate import StepRun, evaluate_step
 from tilecast.model.step.render import as_dict, as_text
 
 #: (head_dim of q and k, of v) that ship with kernels of the copy engine.
-_HOPPER_HEADS = {(64, 64), (128, 128), (192, 128)}
-#: The same of one that prefills only.
-_PREFILL_HEADS = (256, 256)
+_HOPPER_HEADS = {(64, 64), (128, 128), (192, 128), (256, 256)}
 #: Keys of a split that are compared.
 SPLITS = (256, 512, 1024, 2048, 4096)
 MEMORY = "K, V, Q and O at the memory's bandwidth"
@@ -98,8 +96,8 @@ def forecast_step(
 def shipped_pair(batch: Batch, machine: Machine) -> tuple[StepVariant, ...]:
     """The kernels that decode and prefill heads like those of ``batch``, and one for rows between, or one for all: on Hopper those of the
     copy engine where they are written."""
-    hopper, dims = machine.tensor_kind == "wgmma", (batch.heads.head_dim_qk, batch.heads.head_dim_v)
-    columns, columns_v = own_columns(*dims)
+    hopper = machine.tensor_kind == "wgmma"
+    columns, columns_v = own_columns(batch.heads.head_dim_qk, batch.heads.head_dim_v)
     if batch.latent and hopper:
         return (HOPPER_MLA.chosen(batch.heads, machine),)
     if batch.cache and hopper:
@@ -108,10 +106,7 @@ def shipped_pair(batch: Batch, machine: Machine) -> tuple[StepVariant, ...]:
         batch = replace(batch, heads=replace(batch.heads, head_dim_qk=columns, head_dim_v=columns_v))
         one = replace(batch.heads, seqlen_q=1, heads_q=batch.heads.heads_kv)
         return (HOPPER_RUNS.chosen(one, machine), *_pair(HOPPER_SERVING, HOPPER_PREFILL, batch, machine))
-    pair = _pair(TRITON_SERVING, TRITON_SERVING, batch, machine)
-    if hopper and dims == _PREFILL_HEADS:
-        return (*pair, HOPPER_PREFILL.chosen(replace(batch.heads, seqlen_q=512), machine))
-    return pair
+    return _pair(TRITON_SERVING, TRITON_SERVING, batch, machine)
 
 
 def named_pair(text: str, batch: Batch, machine: Machine) -> tuple[StepVariant, ...]:

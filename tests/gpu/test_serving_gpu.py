@@ -15,7 +15,14 @@ from tilecast import AttentionError
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 #: On Hopper kernels take heads of fewer columns than their own.
-DIMS = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256), *([(40, 40), (80, 80), (112, 72)] if HOPPER else [])]
+DIMS = [
+    (64, 64),
+    (96, 96),
+    (128, 128),
+    (192, 128),
+    (256, 256),
+    *([(40, 40), (80, 80), (112, 72), (160, 160)] if HOPPER else []),
+]
 STEP = ((1, 5), (1, 700), (4, 1300), (1, 0), (2, 64), (1, 5000))
 CHUNKS = ((1, 5), (33, 700), (400, 1300), (70, 30), (200, 2500), (1, 4000), (8, 3000))
 

@@ -325,16 +325,16 @@ def writable_runs(variant: HopperRunsVariant, workload: Workload, machine: Machi
 
 def space_runs(workload: Workload, machine: Machine) -> Iterator[HopperRunsVariant]:
     """Every combination of knobs worth telling apart that the machine can run."""
-    for (n, stages, programs), split in product(
-        ((64, 2, 2), (64, 3, 1), (64, 4, 2), (64, 4, 1), (128, 2, 1)), (512, 256, 1024)
-    ):
+    wide = workload.head_dim_v > PARTS_COLUMNS
+    several = ((64, 2, 1), (64, 1, 1)) if wide else ((64, 2, 2), (64, 3, 1), (64, 4, 2), (64, 4, 1), (128, 2, 1))
+    for (n, stages, programs), split in product(several, (512, 256, 1024)):
         found = HopperRunsVariant(
             tile_n=n,
             kv_stages=stages,
             split_keys=split,
             split_keys_of_many=split,
             programs=programs,
-            dealt_stages=max(stages, 3 * 64 // n),
+            dealt_stages=2 if wide else max(stages, 3 * 64 // n),
         )
         if legality_runs(found, workload, machine).legal and writable_runs(found, workload, machine).legal:
             yield found
@@ -342,23 +342,27 @@ def space_runs(workload: Workload, machine: Machine) -> Iterator[HopperRunsVaria
 
 def chosen_runs(workload: Workload, machine: Machine) -> HopperRunsVariant:
     """The variant to start from: two programs of an SM, each with two blocks of 64 keys of 128 columns in flight, or as many bytes of
-    other heads; one program that takes items in turn has half as much again.
+    other heads; one program that takes items in turn has half as much again.  Of more columns of V than 128, whose O takes the registers of
+    two programs, one program has the bytes of both.
 
     Two, three and four blocks of the latter were compared on an H200 (docs/notes/serving-kernels.md).
     """
     block = 64 * (workload.head_dim_qk + workload.head_dim_v) * workload.dtype_bytes
-    most, dealt = -(-_IN_FLIGHT_RUNS // block), -(-_IN_FLIGHT // block)
+    programs = 1 if workload.head_dim_v > PARTS_COLUMNS else 2
+    most, dealt = -(-_IN_FLIGHT_RUNS * 2 // (programs * block)), -(-_IN_FLIGHT // block)
     return next(
         (
             found
             for stages in range(most, 0, -1)
             if legality_runs(
-                found := HopperRunsVariant(kv_stages=stages, dealt_stages=max(1, dealt - most + stages)),
+                found := HopperRunsVariant(
+                    kv_stages=stages, dealt_stages=max(1, dealt - most + stages), programs=programs
+                ),
                 workload,
                 machine,
             ).legal
         ),
-        HopperRunsVariant(kv_stages=1, dealt_stages=1),
+        HopperRunsVariant(kv_stages=1, dealt_stages=1, programs=programs),
     )
 
 

@@ -163,8 +163,12 @@ def test_parts_of_a_far_longer_sequence_than_others_are_dealt_out() -> None:
 def test_heads_of_256_have_three_kernels_and_every_sequence_one() -> None:
     heads = Workload(heads_q=4, heads_kv=1, seqlen_q=1, head_dim_qk=256, mask="causal")
     run = forecast_step(Batch(parse_requests("2x900,1x8:900,1x100:900"), heads, 64), H200).run
-    assert [launch.variant.family for launch in run.launches] == ["serving", "serving", "prefill-hopper"]
-    assert [launch.items.sequences for launch in run.launches] == [2, 1, 1]  # type: ignore[union-attr]
+    assert [launch.variant.family for launch in run.launches] == [
+        "serving-hopper",
+        "serving-hopper-runs",
+        "prefill-hopper",
+    ]
+    assert [launch.items.sequences for launch in run.launches] == [1, 2, 1]  # type: ignore[union-attr]
 
 
 def test_a_tile_has_no_item_of_keys_that_it_does_not_see() -> None:
