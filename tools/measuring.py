@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import datetime
+import math
 import random
+import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 #: What evicts L2: more than it holds.
 EVICT_BYTES = 256 << 20
@@ -21,6 +23,7 @@ FILLER_CYCLES = 100_000
 Call = Callable[[], Any]
 #: Adds a row to a table.
 Add = Callable[[Mapping[str, Any]], None]
+T = TypeVar("T")
 
 
 def nvidia_smi(field: str) -> str:
@@ -57,6 +60,27 @@ def csv_table(path: str | Path, fields: Sequence[str], *, more: bool = False) ->
         yield add
 
 
+def share_of(problems: Sequence[T], share: str, only: str | None = None) -> list[tuple[int, T]]:
+    """Of numbered problems, those of the numbers ``only`` ("3,17"; None: all), and of these a share "NUMBER/OF": each OF-th from the
+    NUMBER-th on."""
+    wanted = None if only is None else set(map(int, only.split(",")))
+    first, each = map(int, share.split("/"))
+    return [(i, problem) for i, problem in enumerate(problems) if wanted is None or i in wanted][first::each]
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without where and why."""
+    return (str(error).splitlines() or [""])[0][:160]
+
+
+def geometric_summary(speedups: Sequence[float]) -> str:
+    """Mean, least and how many of a table's ratios of times."""
+    if not speedups:
+        return "no problem"
+    mean = math.exp(statistics.fmean(map(math.log, speedups)))
+    return f"{len(speedups)} problems: {mean:.3f} geometric mean, least {min(speedups)}, {sum(x < 0.97 for x in speedups)} below 0.97"
+
+
 def evicting() -> Any:
     """Numbers that fill L2 (`fill_l2`)."""
     import torch
@@ -72,15 +96,15 @@ def fill_l2(evict: Any, by: str) -> None:
         (evict if by == "reading" else evict[: len(evict) // 4]).amax()
 
 
-def graph_of(call: Call, launches: int = 1) -> Any:
-    """A CUDA graph of so many calls, captured after two runs."""
+def graph_of(call: Call, launches: int = 1, stream: Any = None) -> Any:
+    """A CUDA graph of so many calls, captured after two runs; on ``stream``, or on one of its own."""
     import torch
 
     for _ in range(2):
         call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):
         for _ in range(launches):
             call()
     return graph

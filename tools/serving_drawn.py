@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from measuring import csv_table, evicting, graph_of, nvidia_smi, times_us
+from measuring import csv_table, evicting, first_line, geometric_summary, graph_of, nvidia_smi, share_of, times_us
 from sweep_decode import block_table, fa3_forward
 
 HEADS = ((32, 8), (64, 8), (28, 4), (40, 8), (16, 16), (14, 2), (96, 8), (128, 8), (8, 1), (71, 1), (16, 2), (4, 1), (24, 8), (12, 12), (64, 64),
@@ -149,7 +149,7 @@ def measure(problem: Drawn, forward: Any, rounds: int, evict: Any) -> dict[str, 
         ours_now, theirs_now = ours().reshape(-1, heads_q, dim_v).float(), theirs().float()
         apart = f"{float((ours_now - theirs_now).abs().max()):.1e}"
     except RuntimeError as error:  # a combination that it refuses
-        print(str(error).splitlines()[0][:120])
+        print(first_line(error))
     medians = {name: statistics.median(found) for name, found in times_us(graphs, rounds, evict, "reading").items()}
     row: dict[str, Any] = {
         "kind": problem.kind, "sequences": len(problem.keys), "keys": sum(problem.keys), "longest": most_k, "queries": sum(problem.queries),
@@ -173,19 +173,15 @@ def main() -> None:
     given = parser.parse_args()
     import torch
 
-    first, each = map(int, given.share.split("/"))
     forward, evict, speedups = fa3_forward(given.fa3), evicting(), []
     with csv_table(given.out, FIELDS) as add:
-        for number, problem in list(enumerate(drawn(given.seed, given.count)))[first::each]:
+        for number, problem in share_of(drawn(given.seed, given.count), given.share):
             row = {"seed": given.seed, "number": number, **measure(problem, forward, given.rounds, evict)}
             add(row)
             speedups += [row["speedup"]] if "speedup" in row else []
             print(row, flush=True)
             torch.cuda.empty_cache()
-    mean = math.exp(statistics.fmean(map(math.log, speedups)))
-    print(
-        f"{len(speedups)} problems: {mean:.3f} geometric mean, least {min(speedups)}, {sum(x < 0.97 for x in speedups)} below 0.97"
-    )
+    print(geometric_summary(speedups))
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ FIELDS = ("gpu", "date", "driver", "torch", "triton", "seed", "batch", "keys", "
 
 def fa3_forward(path: str) -> Callable[..., Any]:
     """FlashAttention-3 as vLLM builds it (``path``) as (q, k, v, starts of queries and of keys, keys of each sequence, most queries,
-    most keys, block table, scale, causal, keys before the diagonal, soft cap, sinks) -> out, packed; of keys either starts, or numbers and a
-    table."""
+    most keys, block table, scale, causal, keys before the diagonal, soft cap, sinks, keys after it) -> out, packed; of keys either starts, or
+    numbers and a table; without any of these (batch, seqlen, heads, head_dim)."""
     import torch
 
     torch.ops.load_library(path)
@@ -44,11 +44,11 @@ def fa3_forward(path: str) -> Callable[..., Any]:
 
     def call(
         q: Any, k: Any, v: Any, starts_q: Any, starts_k: Any, used_k: Any, longest_q: int, longest_k: int, table: Any, scale: float, causal: bool,
-        left: int = -1, softcap: float = 0.0, sinks: Any = None,
+        left: int = -1, softcap: float = 0.0, sinks: Any = None, right: int | None = None,
     ) -> Any:  # fmt: skip
         return forward(
             q, k, v, None, None, None, None, starts_q, starts_k, None, None, used_k, longest_q, longest_k, table, *(None,) * 8,
-            scale, causal, left, -1 if left < 0 else 0, softcap, False, None, 0, None, 0, sinks, 1, 0, None,
+            scale, causal, left, (-1 if left < 0 else 0) if right is None else right, softcap, False, None, 0, None, 0, sinks, 1, 0, None,
         )[0]  # fmt: skip
 
     return call

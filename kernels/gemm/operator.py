@@ -136,6 +136,9 @@ def _compute(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> Any
     kernels = _known.get(key)
     if kernels is None:
         kernels = _known[key] = _find(capability, *key)
+    if out.stride(0) == 1 != out.stride(1):
+        # By columns: then its transpose, of which kernels write rows, is a product of the same sums.
+        a, b, c, out = b.t(), a.t(), c.t(), out.t()
     by_copy_engine = _boxes(a, True) and _boxes(b, True) and _boxes(out, False) and (beta == 0 or _boxes(c, False))
     for any_strides, launches, tiles, sms in kernels:
         if any_strides or by_copy_engine:

@@ -53,11 +53,12 @@ def test_computes_the_product(shape: tuple[int, int, int], kind: torch.dtype, wi
     torch.manual_seed(0)
     m, n, k = shape
     for a_columns, b_columns, (beta, alpha), place in itertools.product(
-        (False, True), (False, True), ((1.0, 1.0), (0.5, -2.0), (0.0, 1.0)), ("new", "c", "out")
+        (False, True), (False, True), ((1.0, 1.0), (0.5, -2.0), (0.0, 1.0)), ("new", "c", "out", "columns")
     ):
         a, b, c = matrix(m, k, kind, a_columns), matrix(k, n, kind, b_columns), matrix(m, n, wide)
         before = c.clone()
-        out = {"new": None, "c": c, "out": torch.full_like(c, float("nan"))}[place]
+        nothing = torch.full_like(c, float("nan"))
+        out = {"new": None, "c": c, "out": nothing, "columns": nothing.t().contiguous().t()}[place]
         got = tilecast.addmm(c, a, b, beta=beta, alpha=alpha, out=out)
         assert right(got, before, a, b, beta, alpha), (a_columns, b_columns, beta, place)
 

@@ -139,6 +139,20 @@ def test_tensors_that_the_copy_engine_cannot_read_go_to_the_portable_kernel(laun
     assert launched == ["gemm_hopper_short"]
 
 
+def test_a_result_by_columns_is_the_transposed_product_by_the_kernels_of_others(launched) -> None:  # type: ignore[no-untyped-def]
+    c, a, b = tensors()
+    by_columns = c.t().contiguous().t()
+    for beta, given, out, module in (
+        (1.0, by_columns, by_columns.clone(), "gemm_hopper_short"), (0.5, by_columns, None, "gemm_hopper_short"),
+        (0.0, c, by_columns.clone(), "gemm_hopper_short"), (1.0, c, by_columns.clone(), "gemm_triton"),
+    ):  # fmt: skip
+        launched.clear()
+        place = given.clone() if out is None else out
+        assert place.stride() == (1, 48)
+        got = tilecast.addmm(place if out is None else given, a, b, beta=beta, out=place)
+        assert got is place and near(got, given, a, b, beta) and launched == [module]
+
+
 def test_gpus_other_than_hopper_take_the_portable_kernel_until_others_are_measured_or_asked_for() -> None:
     for capability in ((10, 0), (8, 0), (12, 0)):
         found = registry.candidates(capability, 2, 512)
