@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 T = TypeVar("T")
 
@@ -75,8 +77,12 @@ def grouped(items: Sequence[T], key: Callable[[T], object], error: Callable[[T],
     return {name: summarise(groups[name]) for name in sorted(groups)}
 
 
-def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
-    """Kendall's tau-a of two equally long sequences; 0 for fewer than two values."""
+def rank_correlation(a: Sequence[float], b: Sequence[float], noise: Sequence[float] | None = None) -> float:
+    """Kendall's tau-a of two equally long sequences; 0 for fewer than two values.
+
+    ``noise``: standard deviations of ``b``'s values; only pairs are compared that differ by more than twice the one of their
+    difference, nan where none does.
+    """
     x, y = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     if x.size != y.size:
         raise ValueError(f"rank correlation takes sequences of equal length, got {x.size} and {y.size}")
@@ -84,4 +90,23 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
         return 0.0
     upper = np.triu_indices(x.size, 1)
     product = np.sign(x[upper[0]] - x[upper[1]]) * np.sign(y[upper[0]] - y[upper[1]])
-    return float(product.sum() / len(upper[0]))
+    if noise is not None:
+        product = product[np.abs(y[upper[0]] - y[upper[1]]) > 2.0 * _of_difference(noise)]
+    return float(product.sum() / product.size) if product.size else math.nan
+
+
+def repeated_rank_correlation(measured: Sequence[float], noise: Sequence[float]) -> float:
+    """Kendall's tau that times drawn anew, about normal with standard deviations ``noise`` (> 0), have with ``measured`` in the mean:
+    what a forecast without error would reach."""
+    y = np.asarray(measured, dtype=float)
+    upper = np.triu_indices(y.size, 1)
+    apart = np.abs(y[upper[0]] - y[upper[1]]) / _of_difference(noise)
+    # The order of two stays with probability (1 + erf(apart / sqrt 2)) / 2.  Equal ones have no order to keep.
+    return math.fsum(math.erf(float(one) / math.sqrt(2.0)) for one in apart) / len(apart)
+
+
+def _of_difference(noise: Sequence[float]) -> npt.NDArray[np.float64]:
+    """Standard deviation of the difference of each pair of values with those of ``noise``."""
+    spread = np.asarray(noise, dtype=float)
+    upper = np.triu_indices(spread.size, 1)
+    return np.asarray(np.hypot(spread[upper[0]], spread[upper[1]]), dtype=np.float64)

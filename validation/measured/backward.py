@@ -31,17 +31,25 @@ from tilecast.model.training.evaluate import evaluate_backward
 from tilecast.model.training.launch import run_loop
 from tilecast.validation.measured.backward_code import RecordedLoops, recorded_loops
 from tilecast.validation.published.points import machine_of
-from tilecast.validation.statistics import ErrorSummary, grouped, rank_correlation, summarise
+from tilecast.validation.statistics import (
+    ErrorSummary,
+    grouped,
+    rank_correlation,
+    repeated_rank_correlation,
+    summarise,
+)
 
 PASSES, LOOPS = MEASURED / "h200_backward_kernels.csv", MEASURED / "h200_backward_sweep.csv"
 #: The same passes on an H100.
 H100_PASSES = MEASURED / "h100_backward_kernels.csv"
-COLUMNS = ("head_dim", "head_dim_v", "mask", "batch", "heads", "seqlen", "kernel", "knobs", "ms", "spilled", "sm_clock_mhz", "note", "gpu", "date", "driver")  # fmt: skip
+COLUMNS = ("head_dim", "head_dim_v", "mask", "batch", "heads", "seqlen", "kernel", "knobs", "ms", "ms_low", "ms_high", "spilled", "sm_clock_mhz", "note", "gpu", "date", "driver")  # fmt: skip
 #: What tells one shape's rows from the next one's.
 _SHAPE = ("date", "head_dim", "head_dim_v", "mask", "batch", "heads", "seqlen")
 _LOOP_KERNELS = ("key_gradients", "value_gradients", "query_gradients")
 #: Variants of a shape from which their order says something.
 _LEAST_RANKED = 4
+#: Standard deviation of the median of seven normal values over their mean range, and of rounding to the tables' last digit.
+_OF_RANGE, _ROUNDED_MS = 0.459 / 2.704, 1e-4 / math.sqrt(12.0)
 
 
 class BackwardTableError(ValueError):
@@ -64,6 +72,8 @@ class BackwardRow:
     turn: int = 0
     #: The forecast from machine code; None where none is recorded.
     code_ms: float | None = None
+    #: Standard deviation of the median measured, from the range of its rounds.
+    noise_ms: float = 0.0
 
     @property
     def error(self) -> float:
@@ -101,16 +111,41 @@ class BackwardReport:
     def tau(self, kind: str, in_turns: bool = False) -> float:
         """Mean rank correlation of the variants of one shape, over shapes with some; with ``in_turns`` only rows that were timed in
         turns are compared (runs of one kernel on different days differ by up to a tenth)."""
+        return _mean(
+            rank_correlation([r.predicted_ms for r in rows], [r.measured_ms for r in rows])
+            for rows in self._ranked(kind, in_turns)
+        )
+
+    def tau_beyond_noise(self, kind: str) -> float:
+        """The same in turns, of pairs that differ by more than twice the standard deviation of their difference."""
+        return _mean(
+            rank_correlation([r.predicted_ms for r in rows], [r.measured_ms for r in rows], [r.noise_ms for r in rows])
+            for rows in self._ranked(kind, True)
+        )
+
+    def tau_repeated(self, kind: str) -> float:
+        """What the same measurements would reach, in turns, were they repeated."""
+        return _mean(
+            repeated_rank_correlation([r.measured_ms for r in rows], [r.noise_ms for r in rows])
+            for rows in self._ranked(kind, True)
+        )
+
+    def _ranked(self, kind: str, in_turns: bool) -> Iterator[list[BackwardRow]]:
+        """Rows of each shape of which there are some."""
 
         def place(row: BackwardRow) -> tuple[str, int]:
             return _place(row), row.turn if in_turns else 0
 
-        found = []
         for _, rows in groupby(sorted((r for r in self.rows if r.kind == kind), key=place), key=place):
             listed = list(rows)
             if len(listed) >= _LEAST_RANKED:
-                found.append(rank_correlation([r.predicted_ms for r in listed], [r.measured_ms for r in listed]))
-        return sum(found) / len(found) if found else math.nan
+                yield listed
+
+
+def _mean(found: Iterable[float]) -> float:
+    """Of those that are numbers; nan where none is."""
+    numbers = [one for one in found if not math.isnan(one)]
+    return sum(numbers) / len(numbers) if numbers else math.nan
 
 
 def _dims(w: Workload) -> str:
@@ -237,7 +272,8 @@ def _pass(row: Mapping[str, str], machine: Machine, recorded: RecordedLoops | No
     if not record.legality(variant, work, machine).legal:
         return "passes of variants that are refused"
     seconds = evaluate_backward(work, machine, variant, clock).seconds
-    found = BackwardRow("pass", record.name, work, row["knobs"], clock, float(row["ms"]), seconds * 1e3)
+    noise = max(_ROUNDED_MS, _OF_RANGE * (float(row["ms_high"]) - float(row["ms_low"])))
+    found = BackwardRow("pass", record.name, work, row["knobs"], clock, float(row["ms"]), seconds * 1e3, noise_ms=noise)
     loops = tuple(loop.name for loop in build_backward(work, variant, machine).loops)
     codes = recorded.codes(work, variant, loops) if recorded is not None else ()
     if not codes:

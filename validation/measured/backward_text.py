@@ -54,6 +54,10 @@ def _code_lines(report: BackwardReport) -> list[str]:
         f"Kendall's tau, mean: from machine code {coded.tau('pass'):.2f} ({coded.tau('pass', True):.2f} of those timed in turns), "
         f"before compilation {before.tau('pass'):.2f} ({before.tau('pass', True):.2f})"
     )
+    lines.append(
+        f"Of those in turns, pairs that differ by more than twice their noise: from machine code {coded.tau_beyond_noise('pass'):.2f}, "
+        f"before compilation {before.tau_beyond_noise('pass'):.2f}; the measurements repeated would reach {coded.tau_repeated('pass'):.2f} of all pairs"
+    )
     return [*lines, ""]
 
 
@@ -74,7 +78,7 @@ def as_dict(report: BackwardReport, published: dict[str, tuple[PublishedBackward
         "machine": report.machine,
         "passes": {**summary(report.of("pass")), "tau": report.tau("pass"), "tau_in_turns": report.tau("pass", True)},
         "coded": {
-            name: {**summary(one.of("pass")), "tau": one.tau("pass"), "tau_in_turns": one.tau("pass", True)}
+            name: {**summary(one.of("pass")), "tau": one.tau("pass"), "tau_in_turns": one.tau("pass", True), "tau_beyond_noise": one.tau_beyond_noise("pass"), "tau_repeated": one.tau_repeated("pass")}
             for name, one in (("machine_code", report.coded()), ("before", report.before()))
         },
         "loops": {**summary(report.of("loop")), "tau": report.tau("loop")},

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
-from tilecast.validation.statistics import grouped, held_out, rank_correlation, summarise
+from tilecast.validation.statistics import grouped, held_out, rank_correlation, repeated_rank_correlation, summarise
 
 
 def test_summary_by_hand() -> None:
@@ -63,3 +65,15 @@ def test_an_interval_is_tried_on_shapes_it_was_not_taken_from() -> None:
     twins = held_out(list(np.repeat(shapes, 20)), list(np.repeat(np.arange(5), 20)))
     assert twins.coverage < 0.7
     assert held_out([1.0, 1.1], [0, 1]).count == 0
+
+
+def test_orders_within_the_noise_are_not_compared() -> None:
+    # 1.0 and 1.01 are apart by less than twice sqrt(2) * 0.01, and both differ from 2.0 by more.
+    assert rank_correlation([2, 1, 3], [1.0, 1.01, 2.0], [0.01, 0.01, 0.01]) == 1.0
+    assert math.isnan(rank_correlation([1, 2], [1.0, 1.01], [0.01, 0.01]))
+
+
+def test_repeated_measurements_agree_as_far_as_their_noise_lets_them() -> None:
+    drawn, measured, noise = np.random.default_rng(0), np.array([1.0, 1.01, 1.03]), np.array([0.01, 0.02, 0.005])
+    found = [rank_correlation(drawn.normal(measured, noise), measured) for _ in range(4000)]
+    assert repeated_rank_correlation(measured, noise) == pytest.approx(np.mean(found), abs=0.02)
