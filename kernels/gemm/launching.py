@@ -83,6 +83,8 @@ def gemm_launcher(module: Any) -> Callable[..., None]:
         return on_device(again, a.get_device())
 
     launch.started = started  # type: ignore[attr-defined]
+    #: Rows of a C whose rows are all alike, which stand for all of them; 0: it takes no such C.
+    launch.alike = module.PIECE_M.value if hasattr(module, "PIECE_M") else 0  # type: ignore[attr-defined]
     return launch
 
 

@@ -47,7 +47,8 @@ def addmm(
 
     a: (m, k), b: (k, n), both bfloat16 or both float16 on one CUDA device.  c: anything that expands to (m, n), bfloat16,
     float16 or float32 whatever a is, which is also the dtype of the result; not read where beta is 0.  Rows, of a and b also
-    columns, without gaps that start at whole 16 bytes are read by the copy engine; tensors that lie otherwise go to a portable kernel.
+    columns, without gaps that start at whole 16 bytes are read by the copy engine where there is one; tensors that lie otherwise are
+    copied first.
     out: (m, n) of c's dtype, to write into; c itself adds in place.  A call with ``out`` has no gradients, as in PyTorch.
 
     Gradients: beta g for c, alpha g b^T for a, alpha a^T g for b, by PyTorch's own matrix products in a's dtype.
@@ -139,30 +140,54 @@ def _compute(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> Any
     if out.stride(0) == 1 != out.stride(1):
         # By columns: then its transpose, of which kernels write rows, is a product of the same sums.
         a, b, c, out = b.t(), a.t(), c.t(), out.t()
-    by_copy_engine = _boxes(a, True) and _boxes(b, True) and _boxes(out, False) and (beta == 0 or _boxes(c, False))
-    for any_strides, launches, tiles, sms in kernels:
-        if any_strides or by_copy_engine:
-            launch = launches[least_waves(tiles, out.shape[0], out.shape[1], sms) if tiles else 0]
-            arguments = (a, b, c if beta else None, out, alpha, beta)
-            launch(*arguments)
-            return functools.partial(_known_call, launch, arguments) if hasattr(launch, "started") else None
-    raise AddmmUnsupportedError(f"addmm: no shipped kernel takes tensors that lie as these on compute capability {capability[0]}.{capability[1]}; use torch.addmm")  # fmt: skip
+    any_strides, launches, tiles, sms = kernels[0]
+    launch = launches[least_waves(tiles, out.shape[0], out.shape[1], sms) if tiles else 0]
+    alike = launch.alike if beta and c.stride(0) == 0 and c.shape[0] > launch.alike else 0
+    if any_strides or (_boxes(a, True) and _boxes(b, True) and _boxes(out, False) and (not beta or alike or _boxes(c, False))):  # fmt: skip
+        arguments = (a, b, (_some_rows(c, alike) if alike else c) if beta else None, out, alpha, beta)
+        launch(*arguments)
+        return functools.partial(_known_call, launch, arguments, alike) if hasattr(launch, "started") else None
+    # Copies that the copy engine reads cost less than products of what it cannot (docs/gemm.md).
+    if beta:
+        c = _some_rows(c, alike) if alike else c if _boxes(c, False) else _aligned(c)
+    into = out if _boxes(out, False) else _aligned_like(out)
+    launch(*(x if _boxes(x, True) else _aligned(x) for x in (a, b)), c if beta else None, into, alpha, beta)
+    if into is not out:
+        out.copy_(into)
+    return None
 
 
-def _known_call(launch: Any, arguments: tuple[Any, ...]) -> Any:
-    """The call of tensors like these into a new one, whose C may have to be expanded; it keeps none."""
+def _known_call(launch: Any, arguments: tuple[Any, ...], alike: int) -> Any:
+    """The call of tensors like these into a new one, whose C may have to be expanded, or has ``alike`` rows to stand for all; it keeps none."""
     start, (_, _, _, out, _, beta) = launch.started(*arguments), arguments
     shape, strides, dtype, device = tuple(out.shape), out.stride(), out.dtype, out.device
 
     def known(c: Any, a: Any, b: Any) -> Any:
         out = _empty_strided(shape, strides, dtype=dtype, device=device)
         if beta:
-            start(a, b, c if c.shape == shape else c.expand(shape), out)
+            c = c if c.shape == shape else c.expand(shape)
+            start(a, b, _some_rows(c, alike) if alike else c, out)
         else:
             start(a, b, None, out)
         return out
 
     return known
+
+
+def _some_rows(c: Any, count: int) -> Any:
+    """So many rows, which the copy engine reads, of a C that has only one, expanded."""
+    return _aligned(c[:1].expand(count, c.shape[1]))
+
+
+def _aligned(x: Any) -> Any:
+    """A copy that the copy engine reads."""
+    return _aligned_like(x).copy_(x)
+
+
+def _aligned_like(x: Any) -> Any:
+    """Room for a matrix in rows that start at whole 16 bytes."""
+    unit = 16 // x.element_size()
+    return _empty_strided(tuple(x.shape), (-(-x.shape[1] // unit) * unit, 1), dtype=x.dtype, device=x.device)
 
 
 def _boxes(x: Any, columns: bool) -> bool:

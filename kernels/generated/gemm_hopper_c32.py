@@ -93,8 +93,8 @@ def load_role(a_desc, b_desc, ring, problem, A_ROWS: gl.constexpr, B_ROWS: gl.co
 
 
 @gluon.jit
-def load_c_role(c_desc, slots, problem):
-    """Copies C ahead, once what lay in its slots has been stored."""
+def load_c_role(c_desc, slots, problem, ADD_C: gl.constexpr):
+    """Copies C ahead, once what lay in its slots has been stored; of rows that are all alike (ADD_C is 2) there are as many as in a box."""
     for turn in range(tile_count(problem)):
         row, column = tile_at(problem, turn)
         for part in gl.static_range(C_PARTS):
@@ -104,6 +104,8 @@ def load_c_role(c_desc, slots, problem):
                 mbarrier.wait(slots.empty.index(slot), lap & 1 ^ 1)
                 mbarrier.expect(full, c_desc.block_type.nbytes)
                 first, start = row + piece * PIECE_M, column + part * PART_N
+                if ADD_C == 2:
+                    first = gl.to_tensor(0)
                 copy_tile(c_desc, [first, start], full, slots.tiles.index(slot))
 
 
@@ -217,7 +219,7 @@ def multiply(
             (product_role, (gl.constexpr(0), ring, slots, problem, A_ROWS, B_ROWS, ADD_C, SCALED)),
             (product_role, (gl.constexpr(1), ring, slots, problem, A_ROWS, B_ROWS, ADD_C, SCALED)),
             (load_role, (a_desc, b_desc, ring, problem, A_ROWS, B_ROWS)),
-            (load_c_role, (c_desc, slots, problem)),
+            (load_c_role, (c_desc, slots, problem, ADD_C)),
             (store_role, (d_desc, slots, problem)),
         ], [4, 1, 1, 1], [232, 24, 24, 24])  # fmt: skip
     else:
@@ -241,10 +243,15 @@ def plan(a, b, c, d, alpha, beta, sms=None):
     if str(a.dtype) not in ("torch.bfloat16", "torch.float16"):
         raise ValueError(f"a: expected bf16 or fp16, got {a.dtype}")
     adds = c is not None and beta != 0
+    alike = adds and c.shape[0] == PIECE_M.value != shape[0]
     for name, x in (("b", b), ("c", c), ("d", d)):
         if x is None or (name == "c" and not adds):
             continue
-        want = (str(d.dtype), *shape) if name != "b" else (str(a.dtype), *b.shape)
+        want = (
+            (str(d.dtype), PIECE_M.value if name == "c" and alike else shape[0], shape[1])
+            if name != "b"
+            else (str(a.dtype), *b.shape)
+        )
         if (str(x.dtype), *x.shape) != want or x.device != a.device:
             raise ValueError(f"{name}: expected {want} on {a.device}, got {(str(x.dtype), *x.shape)} on {x.device}")
     if str(d.dtype) not in DTYPES or d.element_size() > C_BYTES:
@@ -279,7 +286,7 @@ def plan(a, b, c, d, alpha, beta, sms=None):
         *sizes,
         a_rows,
         b_rows,
-        adds,
+        2 if alike else adds,
         alpha != 1 or beta not in (0, 1),
     )
 
@@ -287,7 +294,8 @@ def plan(a, b, c, d, alpha, beta, sms=None):
 def launch(a, b, c, d, alpha=1.0, beta=1.0):
     """Write alpha a b + beta c to `d`, which may be `c`; `c` is not read where beta is 0.
 
-    a: (m, k), b: (k, n), both bf16 or both fp16, with rows or columns without gaps; c, d: (m, n), of one dtype (bf16, fp16 or fp32), with
+    a: (m, k), b: (k, n), both bf16 or both fp16, with rows or columns without gaps; c, d: (m, n), or a c of PIECE_M rows that are all
+    alike, of one dtype (bf16, fp16 or fp32), with
     rows without gaps; all start and step at multiples of 16 bytes.  Sums are float32 and in a fixed order.
     """
     if planned := plan(a, b, c, d, alpha, beta):

@@ -63,6 +63,29 @@ def test_computes_the_product(shape: tuple[int, int, int], kind: torch.dtype, wi
         assert right(got, before, a, b, beta, alpha), (a_columns, b_columns, beta, place)
 
 
+@pytest.mark.parametrize(
+    "shape", [(300, 200, 136), (1000, 1023, 71), (2048, 4096, 1024), (16, 4095, 513), (4096, 24, 4095)]
+)
+@pytest.mark.parametrize(("kind", "wide"), [(BF16, BF16), (FP16, FP16), (BF16, FP32)])
+def test_tensors_that_lie_anyhow(shape: tuple[int, int, int], kind: torch.dtype, wide: torch.dtype) -> None:
+    torch.manual_seed(0)
+    m, n, k = shape
+
+    def some(rows: int, columns: int, of: torch.dtype, how: str) -> torch.Tensor:
+        if how in ("row", "column", "number"):
+            return torch.randn(1 if how != "column" else rows, 1 if how != "row" else columns, device="cuda").to(of)
+        whole = torch.randn(rows, 2 * columns + 3, device="cuda").to(of)
+        return whole[:, 1 : columns + 1] if how == "odd" else whole[:, : 2 * columns : 2]
+
+    for i, (how_a, how_b, how_c) in enumerate(itertools.product(("odd", "apart"), ("odd", "apart"), ("row", "odd", "column", "number"))):  # fmt: skip
+        a, b, c = some(m, k, kind, how_a), some(k, n, kind, how_b), some(m, n, wide, how_c)
+        if i % 3 == 0:
+            a, b = a.contiguous(), b.t().contiguous().t()
+        for beta, place in ((1.0, None), (0.5, some(m, n, wide, "odd")), (0.0, None), (1.0, None)):
+            got = tilecast.addmm(c, a, b, beta=beta, out=place)
+            assert right(got, c.expand(m, n), a, b, beta, 1.0), (how_a, how_b, how_c, beta)
+
+
 @pytest.mark.parametrize("entry", shipped_gemm(), ids=lambda entry: entry.module)
 def test_every_kernel_that_runs_here(entry) -> None:  # type: ignore[no-untyped-def]
     if not entry.runs_on(torch.cuda.get_device_capability()):

@@ -19,6 +19,8 @@ torch = pytest.importorskip("torch")
 from tilecast.kernels.again import Memory  # noqa: E402
 from tilecast.kernels.gemm import operator  # noqa: E402
 
+#: Rows that stand for all of a C whose rows are alike.
+ALIKE = 16
 #: Kernels whose launch was kept for later calls.
 STARTED: list[str] = []
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -32,6 +34,14 @@ def launched(monkeypatch):  # type: ignore[no-untyped-def]
     def launcher(entry):  # type: ignore[no-untyped-def]
         def launch(a, b, c, d, alpha, beta):  # type: ignore[no-untyped-def]
             ran.append(entry.module)
+            if not entry.any_strides:
+                # What the copy engine reads: rows, of A and B also columns, that start at whole 16 bytes.
+                for x in (a, b, d) if beta == 0 else (a, b, c, d):
+                    rows = x.stride() if x.stride(1) == 1 or x is c or x is d else x.t().stride()
+                    assert rows[1] == 1 and rows[0] * x.element_size() % 16 == 0 == x.data_ptr() % 16 and rows[0] > 0
+            if beta and not entry.any_strides and c.shape[0] == ALIKE != d.shape[0]:
+                assert (c == c[0]).all()
+                c = c[:1].expand(d.shape)
             assert c is None if beta == 0 else c.shape == d.shape
             d.copy_(alpha * (a.double() @ b.double()) + (beta * c.double() if beta else 0.0))
 
@@ -40,6 +50,7 @@ def launched(monkeypatch):  # type: ignore[no-untyped-def]
             return lambda a, b, c, d: launch(a, b, c, d, alpha, beta)
 
         launch.started = started  # type: ignore[attr-defined]
+        launch.alike = 0 if entry.any_strides else ALIKE  # type: ignore[attr-defined]
         return launch
 
     monkeypatch.setattr(operator, "_launcher", launcher)
@@ -122,17 +133,37 @@ def test_the_choice_by_waves_is_made_for_every_call(launched, monkeypatch) -> No
         assert launched == [module]
 
 
-def test_tensors_that_the_copy_engine_cannot_read_go_to_the_portable_kernel(launched) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("asked", ["gemm_hopper", "gemm_triton"])
+def test_tensors_that_the_copy_engine_cannot_read_are_copied_for_it(launched, monkeypatch, asked) -> None:  # type: ignore[no-untyped-def]
+    entries = registry.preferring(registry.shipped_gemm(), asked)
+    monkeypatch.setattr(registry, "shipped_gemm", lambda: entries)
+    c, a, b = tensors()
+    bias, odd = torch.randn(40).to(BF16), torch.randn(48, 41).to(BF16)[:, 1:]
+    for arguments in (
+        (c, a, b), (c, a, b.t().contiguous().t()), (c, a.t().contiguous().t(), b), (c, a[:, ::2], b[::2]), (c[:, :39], a, b[:, :39].contiguous()),
+        (bias, a, b), (bias, a[:, :23], b[:23].t().contiguous().t()), (bias[:39], a, b[:, :39]), (c.t().contiguous().t(), a, b), (odd, a, b),
+        (torch.ones((), dtype=BF16), a, b), (bias, a[:7], b), (c[:, :1], a, b), (c, a[:1].expand(48, -1), b), (bias.float(), a, b),
+    ):  # fmt: skip
+        for beta in (1.0, 0.5, 0.0):
+            for _ in range(2):
+                launched.clear()
+                assert near(tilecast.addmm(*arguments, beta=beta), *arguments, beta)
+                assert len(launched) == 1 and launched[0].startswith(asked)
+    # Into tensors that it cannot write, one of them C itself.
+    for place in (odd.clone(), torch.empty(48, 41, dtype=BF16)[:, 1:], torch.empty(48, 80, dtype=BF16)[:, ::2]):
+        before = place.copy_(odd).clone()
+        for given in (place, c, bias):
+            assert tilecast.addmm(given, a, b, out=place) is place
+            assert near(place, before if given is place else given, a, b)
+            place.copy_(before)
+
+
+def test_copies_go_to_the_kernel_of_the_copy_engine(launched) -> None:  # type: ignore[no-untyped-def]
     c, a, b = tensors()
     bias = torch.randn(40).to(BF16)
-    for arguments, portable in (
-        ((c, a, b), False), ((c, a, b.t().contiguous().t()), False), ((c, a.t().contiguous().t(), b), False),
-        ((c, a[:, ::2], b[::2]), True), ((c[:, :39], a, b[:, :39].contiguous()), True), ((bias, a, b), True),
-        ((c.t().contiguous().t(), a, b), True), ((torch.ones((), dtype=BF16), a, b), True),
-    ):  # fmt: skip
-        launched.clear()
-        assert near(tilecast.addmm(*arguments), *arguments)
-        assert launched == ["gemm_triton" if portable else "gemm_hopper_short"]
+    tilecast.addmm(c, a[:, ::2], b[::2])
+    tilecast.addmm(bias, a, b)
+    assert launched == ["gemm_hopper_short"] * 2
     # A C that is not read may lie anyhow.
     launched.clear()
     tilecast.addmm(bias, a, b, beta=0)
@@ -144,7 +175,7 @@ def test_a_result_by_columns_is_the_transposed_product_by_the_kernels_of_others(
     by_columns = c.t().contiguous().t()
     for beta, given, out, module in (
         (1.0, by_columns, by_columns.clone(), "gemm_hopper_short"), (0.5, by_columns, None, "gemm_hopper_short"),
-        (0.0, c, by_columns.clone(), "gemm_hopper_short"), (1.0, c, by_columns.clone(), "gemm_triton"),
+        (0.0, c, by_columns.clone(), "gemm_hopper_short"), (1.0, c, by_columns.clone(), "gemm_hopper_short"),
     ):  # fmt: skip
         launched.clear()
         place = given.clone() if out is None else out

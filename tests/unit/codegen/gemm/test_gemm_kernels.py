@@ -123,6 +123,26 @@ def test_computes_the_product(kernel: ShippedGemm, name: str) -> None:
     check(module.launch, case, "float16" if narrow and case.dtype == "float16" else "bfloat16" if narrow else "float32")
 
 
+@pytest.mark.parametrize("kernel", GLUON, ids=lambda kernel: kernel.module)
+def test_rows_of_c_that_are_all_alike_come_in_one_box(kernel: ShippedGemm) -> None:
+    torch = torch_or_skip()
+    module = tilecast.emulated(str(path_of(kernel)), machine=kernel.machine, mode="random", seed=8, sms=3)
+    wide = torch.bfloat16 if kernel.workload.d_dtype == "bf16" else torch.float32
+
+    def launch(a, b, c, d, alpha, beta):  # type: ignore[no-untyped-def]
+        c[:] = c[0].clone()
+        want.copy_(alpha * (a.double() @ b.double()) + beta * c.double())
+        module.launch(a, b, c[: module.PIECE_M.value].clone(), d, alpha, beta)
+
+    torch.manual_seed(8)
+    a, b, c = (torch.randn(shape) for shape in ((250, 136), (136, 200), (250, 200)))
+    a, b, c, d = a.bfloat16(), b.bfloat16(), c.to(wide), torch.full((250, 200), float("nan"), dtype=wide)
+    want = torch.empty(250, 200, dtype=torch.float64)
+    launch(a, b, c, d, 1.5, 0.5)
+    step = torch.finfo(wide).eps * want.abs() + 1e-4
+    assert bool(((d.double() - want).abs() <= step).all())
+
+
 SPACE = [
     ("h200", replace(v, stages=min(v.stages, 3)), c)
     for c in ("bf16", "fp32")
