@@ -195,17 +195,24 @@ def _find(q: Any, k: Any, dim: int, dim_v: int) -> _Found:
     device = q.device
     entries = _candidates(q, k, dim, dim_v, _entries(k))
     kernels = _launchers(entries, device)
-    used = {launcher._module for _, _, launcher, _ in kernels}
-    choosy = [e for e in entries if _module(e) in used and hasattr(_module(e), "refusal")]
-    if choosy:
-        names = {e.module for e in choosy}
-        rest = tuple(e for e in _entries(k) if e.module not in names)
+    choosy, others, rest = _choosy(kernels), kernels, _entries(k)
+    while names := _choosy(others):
+        # Whichever comes in their place may not take such a cache either.
+        rest = tuple(e for e in rest if _module_name(e) not in names)
         others = _launchers(_candidates(q, k, dim, dim_v, rest), device)
-        found = _Found(kernels, _module(choosy[0]).refusal, others)
-    else:
-        found = _Found(kernels, None, ())
+    found = _Found(kernels, next(iter(choosy.values())), others) if choosy else _Found(kernels, None, ())
     _known[(q.get_device(), q.dtype, k.dtype, dim, dim_v)] = found
     return found
+
+
+def _choosy(kernels: Kernels) -> dict[str, Callable[[Any, Any], str]]:
+    """The modules of kernels that do not take every cache, by name, and what each says of one."""
+    modules = {launcher._module.__name__: launcher._module for _, _, launcher, _ in kernels}
+    return {name: module.refusal for name, module in modules.items() if hasattr(module, "refusal")}
+
+
+def _module_name(entry: registry.Entry) -> str:
+    return f"{registry.PACKAGE}.{entry.module}"
 
 
 def _launchers(entries: tuple[registry.Entry, ...], device: Any) -> Kernels:
@@ -230,7 +237,7 @@ def _launchers(entries: tuple[registry.Entry, ...], device: Any) -> Kernels:
 def _module(entry: registry.Entry) -> Any:
     """The file of an entry as a module."""
     try:
-        return importlib.import_module(f"{registry.PACKAGE}.{entry.module}")
+        return importlib.import_module(_module_name(entry))
     except ImportError as error:
         raise UnsupportedError(
             f"attention: the kernels need Triton 3.6 or newer, and importing one gave '{error}'; pip install 'tilecast[gpu]'"

@@ -324,9 +324,10 @@ def _prefill(v: HopperPrefillVariant, heads: Workload) -> Dealing:
         min(hopper_prefill.MOST_PLACES, room),
         2 * wide,
     )
+    few = v.warpgroups == 1
     return Dealing(
-        rows + 1,
-        FAR,
+        hopper_serving.ROWS_E4M3 + 1 if few else rows + 1,
+        rows if few else FAR,
         rows * v.warpgroups,
         v.tile_n,
         0,
@@ -340,7 +341,7 @@ def _prefill(v: HopperPrefillVariant, heads: Workload) -> Dealing:
         COPY_ENGINE,
         parting=parting,
         beside=True,
-        follows=True,
+        follows=not few,
     )
 
 
@@ -414,7 +415,7 @@ _CLASSES = {
         _hopper, _hopper_loop, lambda v: f"64x{v.tile_n} one warpgroup", ("split_keys", "split_keys_of_many"), narrower=True
     ),
     "prefill-hopper": _Class(
-        _prefill, _prefill_loop, lambda v: f"{64 * v.warpgroups}x{v.tile_n} {v.warpgroups} warpgroups",
+        _prefill, _prefill_loop, lambda v: f"{64 * v.warpgroups}x{v.tile_n} {'one warpgroup' if v.warpgroups == 1 else f'{v.warpgroups} warpgroups'}",
         launched=_prefill_launched, narrower=True,
     ),
     "serving-hopper-e4m3": _Class(

@@ -31,6 +31,8 @@ _MARGIN = 4608
 _MOST_COLUMNS = {1: 384, 2: 320, 3: 128}
 #: Blocks in flight that are worth their memory: more only wait.
 _STAGES = 4
+#: The same in bytes of one warpgroup, which waits for memory; columns of Q and K up to which one takes sequences of few rows.
+_IN_FLIGHT_FEW, MOST_COLUMNS_OF_FEW = 1 << 17, 192
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +109,15 @@ def chosen(workload: Workload, machine: Machine) -> HopperPrefillVariant:
     room = int(machine["smem.per_cta_bytes"]) - _MARGIN - queries
     block = 64 * (workload.head_dim_qk + workload.head_dim_v) * workload.dtype_bytes
     return HopperPrefillVariant(warpgroups=groups, kv_stages=max(1, min(room // block, _STAGES)))
+
+
+def chosen_few(workload: Workload, machine: Machine) -> HopperPrefillVariant:
+    """The variant for sequences of at most 64 rows, more than decode: one warpgroup, and as many bytes in flight as four blocks of 128
+    columns have.
+
+    In place of one warpgroup that does one thing after the other, on an H200 (docs/notes/serving-kernels.md).
+    """
+    queries = q_tiles(workload) * ROWS * workload.head_dim_qk * workload.dtype_bytes
+    room = int(machine["smem.per_cta_bytes"]) - _MARGIN - queries
+    block = 64 * (workload.head_dim_qk + workload.head_dim_v) * workload.dtype_bytes
+    return HopperPrefillVariant(warpgroups=1, kv_stages=max(1, min(room // block, -(-_IN_FLIGHT_FEW // block))))

@@ -163,11 +163,8 @@ def test_parts_of_a_far_longer_sequence_than_others_are_dealt_out() -> None:
 def test_heads_of_256_have_three_kernels_and_every_sequence_one() -> None:
     heads = Workload(heads_q=4, heads_kv=1, seqlen_q=1, head_dim_qk=256, mask="causal")
     run = forecast_step(Batch(parse_requests("2x900,1x8:900,1x100:900"), heads, 64), H200).run
-    assert [launch.variant.family for launch in run.launches] == [
-        "serving-hopper",
-        "serving-hopper-runs",
-        "prefill-hopper",
-    ]
+    kernels = [(launch.variant.family, getattr(launch.variant, "warpgroups", 0)) for launch in run.launches]
+    assert kernels == [("serving-hopper", 0), ("serving-hopper-runs", 0), ("prefill-hopper", 2)]
     assert [launch.items.sequences for launch in run.launches] == [1, 2, 1]  # type: ignore[union-attr]
 
 
@@ -268,11 +265,8 @@ def test_runs_of_unequal_sequences_shrink_to_a_fair_share_of_what_is_left(keys, 
 
 def test_rows_between_go_to_the_kernel_between_and_its_launch_comes_first() -> None:
     run = forecast_step(Batch(parse_requests("4x900,1x8:900,1x100:900"), HEADS, 64), H200).run
-    assert [launch.variant.family for launch in run.launches] == [
-        "serving-hopper",
-        "serving-hopper-runs",
-        "prefill-hopper",
-    ]
+    kernels = [(launch.variant.family, getattr(launch.variant, "warpgroups", 0)) for launch in run.launches]
+    assert kernels == [("prefill-hopper", 1), ("serving-hopper-runs", 0), ("prefill-hopper", 2)]
     assert [launch.items.sequences for launch in run.launches] == [1, 4, 1]  # type: ignore[union-attr]
 
 
