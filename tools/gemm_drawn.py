@@ -17,25 +17,22 @@ value.  `note` has what peers refuse.  `host_us`: the host's time of a call wher
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from measuring import (
-    csv_table,
+    drawing,
     evicting,
     first_line,
     geometric_summary,
     graph_of,
     host_us,
+    measured,
     nvidia_smi,
-    share_of,
     times_us,
 )
 
@@ -208,32 +205,10 @@ def measure(problem: Drawn, rounds: int, evict: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--share", default="0/1", help="NUMBER/OF: each OF-th problem from the NUMBER-th on")
-    parser.add_argument("--only", help="numbers of problems, with commas between (default: all)")
-    parser.add_argument("--seconds", type=float, default=1000, help="begin no problem after so many seconds")
-    given = parser.parse_args()
-    import torch
-
-    begin, evict, speedups = time.monotonic(), evicting(), []
-    with csv_table(given.out, FIELDS) as add:
-        for number, problem in share_of(drawn(given.seed, given.count), given.share, given.only):
-            if time.monotonic() - begin > given.seconds:
-                print(f"out of time before {number}")
-                break
-            try:
-                row = measure(problem, given.rounds, evict)
-            except Exception as error:
-                row = {"note": f"{problem}: {type(error).__name__}: {first_line(error)}"}
-            add({"seed": given.seed, "number": number, **row})
-            print({"number": number, **row}, flush=True)
-            speedups += [row["speedup"]] if "speedup" in row else []
-            torch.cuda.empty_cache()
-    print(geometric_summary(speedups))
+    given = drawing(__doc__, 128, 7).parse_args()
+    evict = evicting()
+    rows = measured(given, FIELDS, drawn(given.seed, given.count), lambda problem: measure(problem, given.rounds, evict))  # fmt: skip
+    print(geometric_summary([row["speedup"] for row in rows if "speedup" in row]))
 
 
 if __name__ == "__main__":

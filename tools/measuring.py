@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import datetime
 import math
@@ -66,6 +67,43 @@ def share_of(problems: Sequence[T], share: str, only: str | None = None) -> list
     wanted = None if only is None else set(map(int, only.split(",")))
     first, each = map(int, share.split("/"))
     return [(i, problem) for i, problem in enumerate(problems) if wanted is None or i in wanted][first::each]
+
+
+def drawing(description: str | None, count: int, rounds: int) -> argparse.ArgumentParser:
+    """Arguments of a tool that measures problems drawn by a rule: ``count`` of them, medians of ``rounds``, where none are given."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=count)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--share", default="0/1", help="NUMBER/OF: each OF-th problem from the NUMBER-th on")
+    parser.add_argument("--only", help="numbers of problems, with commas between (default: all)")
+    parser.add_argument("--seconds", type=float, default=1000, help="begin no problem after so many seconds")
+    return parser
+
+
+def measured(
+    given: argparse.Namespace, fields: Sequence[str], problems: Sequence[T], measure: Callable[[T], Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Rows of the problems that ``given`` (`drawing`) asks for, each of them added to the table, printed and given; one that fails says so
+    in its ``note``."""
+    import torch
+
+    begin = time.monotonic()
+    with csv_table(given.out, fields) as add:
+        for number, problem in share_of(problems, given.share, given.only):
+            if time.monotonic() - begin > given.seconds:
+                print(f"out of time before {number}")
+                return
+            row: dict[str, Any] = {"number": number}
+            try:
+                row |= measure(problem)
+            except Exception as error:
+                row["note"] = f"{problem}: {type(error).__name__}: {first_line(error)}"
+            add({"seed": given.seed, **row})
+            print(row, flush=True)
+            yield row
+            torch.cuda.empty_cache()
 
 
 def first_line(error: BaseException) -> str:

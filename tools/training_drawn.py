@@ -20,26 +20,23 @@ alone then finds compiled.  After --seconds no further problem is begun.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 import random
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from measuring import (
-    csv_table,
+    drawing,
     evicting,
     first_line,
     geometric_summary,
     graph_of,
     host_us,
+    measured,
     nvidia_smi,
-    share_of,
     times_us,
 )
 from serving_drawn import HEADS
@@ -333,36 +330,14 @@ def measure(problem: Drawn, fa3: Any, rounds: int, evict: Any) -> dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
+    parser = drawing(__doc__, 64, 5)
     parser.add_argument("--fa3", help="FlashAttention-3's library, as vLLM builds it")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--share", default="0/1", help="NUMBER/OF: each OF-th problem from the NUMBER-th on")
-    parser.add_argument("--only", help="numbers of problems, with commas between (default: all)")
-    parser.add_argument("--seconds", type=float, default=1000, help="begin no problem after so many seconds")
     given = parser.parse_args()
-    import torch
-
-    begin, speedups = time.monotonic(), {"speedup": [], "bwd_speedup": []}  # type: ignore[var-annotated]
     fa3, evict = fa3_forward(given.fa3) if given.fa3 else None, evicting()
-    with csv_table(given.out, FIELDS) as add:
-        for number, problem in share_of(drawn(given.seed, given.count), given.share, given.only):
-            if time.monotonic() - begin > given.seconds:
-                print(f"out of time before {number}")
-                break
-            try:
-                row = measure(problem, fa3, given.rounds, evict)
-            except Exception as error:
-                row = {"note": f"{problem}: {type(error).__name__}: {first_line(error)}"}
-            add({"seed": given.seed, "number": number, **row})
-            print({"number": number, **row}, flush=True)
-            for name, found in speedups.items():
-                found += [row[name]] if name in row else []
-            torch.cuda.empty_cache()
-    for name, found in speedups.items():
-        print(name, geometric_summary(found))
+    problems = drawn(given.seed, given.count)
+    rows = list(measured(given, FIELDS, problems, lambda problem: measure(problem, fa3, given.rounds, evict)))
+    for name in ("speedup", "bwd_speedup"):
+        print(name, geometric_summary([row[name] for row in rows if name in row]))
 
 
 if __name__ == "__main__":

@@ -207,15 +207,10 @@ def _purpose_of_rows(kernel: Shipped) -> str:
     work, low, high = kernel.workload, kernel.facts.get("seqlen_q_min"), kernel.facts.get("seqlen_q_max")
     dims = f"{work.head_dim_qk}" if work.head_dim_qk == work.head_dim_v else f"{work.head_dim_qk}/{work.head_dim_v}"
     cache = f", {kernel.facts['cache']} cache" if "cache" in kernel.facts else ""
-    which = (
-        f"{low} to {high} rows"
-        if low and high
-        else f"from {low} rows"
-        if low
-        else f"up to {high} rows"
-        if high
-        else "values in the keys"
-    )
+    if low:
+        which = f"{low} to {high} rows" if high else f"from {low} rows"
+    else:
+        which = f"up to {high} rows" if high else "values in the keys"
     return f"head_dim {dims}, {which}{cache}"
 
 

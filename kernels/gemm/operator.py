@@ -26,8 +26,8 @@ _tensor, _empty_strided = torch.Tensor, torch.empty_strided
 _memory = Memory()
 _INPUTS = (torch.bfloat16, torch.float16)
 _OUTPUTS = (*_INPUTS, torch.float32)
-#: (device index, bytes of an element of C, k) -> ((any strides, (launches of which any may run), their tiles, SMs), ...)
-_known: dict[Any, tuple[tuple[bool, tuple[Any, ...], tuple[Any, ...], int], ...]] = {}
+#: (device index, bytes of an element of C, k) -> (any strides, (launches of which any may run), their tiles, SMs)
+_known: dict[Any, tuple[bool, tuple[Any, ...], tuple[Any, ...], int]] = {}
 _launchers: dict[str, Any] = {}
 
 
@@ -140,21 +140,24 @@ def _compute(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> Any
     if out.stride(0) == 1 != out.stride(1):
         # By columns: then its transpose, of which kernels write rows, is a product of the same sums.
         a, b, c, out = b.t(), a.t(), c.t(), out.t()
-    any_strides, launches, tiles, sms = kernels[0]
+    any_strides, launches, tiles, sms = kernels
     launch = launches[least_waves(tiles, out.shape[0], out.shape[1], sms) if tiles else 0]
     alike = launch.alike if beta and c.stride(0) == 0 and c.shape[0] > launch.alike else 0
-    if any_strides or (_boxes(a, True) and _boxes(b, True) and _boxes(out, False) and (not beta or alike or _boxes(c, False))):  # fmt: skip
-        arguments = (a, b, (_some_rows(c, alike) if alike else c) if beta else None, out, alpha, beta)
-        launch(*arguments)
-        return functools.partial(_known_call, launch, arguments, alike) if hasattr(launch, "started") else None
-    # Copies that the copy engine reads cost less than products of what it cannot (docs/gemm.md).
-    if beta:
-        c = _some_rows(c, alike) if alike else c if _boxes(c, False) else _aligned(c)
-    into = out if _boxes(out, False) else _aligned_like(out)
-    launch(*(x if _boxes(x, True) else _aligned(x) for x in (a, b)), c if beta else None, into, alpha, beta)
+    given, added, into = (a, b), c if beta else None, out
+    if alike:
+        added = _some_rows(c, alike)
+    if not any_strides:
+        # Copies that the copy engine reads cost less than products of what it cannot (docs/gemm.md).
+        given, into = (_readable(a, True), _readable(b, True)), out if _boxes(out, False) else _aligned_like(out)
+        if beta and not alike:
+            added = _readable(c, False)
+    launch(*given, added, into, alpha, beta)
     if into is not out:
         out.copy_(into)
-    return None
+    as_they_lie = given[0] is a and given[1] is b and into is out and (not beta or alike or added is c)
+    if not as_they_lie or not hasattr(launch, "started"):
+        return None
+    return functools.partial(_known_call, launch, (a, b, added, out, alpha, beta), alike)
 
 
 def _known_call(launch: Any, arguments: tuple[Any, ...], alike: int) -> Any:
@@ -179,6 +182,11 @@ def _some_rows(c: Any, count: int) -> Any:
     return _aligned(c[:1].expand(count, c.shape[1]))
 
 
+def _readable(x: Any, columns: bool) -> Any:
+    """The tensor, or a copy of it, that the copy engine reads (`_boxes`)."""
+    return x if _boxes(x, columns) else _aligned(x)
+
+
 def _aligned(x: Any) -> Any:
     """A copy that the copy engine reads."""
     return _aligned_like(x).copy_(x)
@@ -200,20 +208,19 @@ def _boxes(x: Any, columns: bool) -> bool:
     return not (first * x.element_size() & 15 or x.data_ptr() & 15)
 
 
-def _find(capability: tuple[int, int], device: int, c_bytes: int, k: int) -> tuple[Any, ...]:
-    """The kernels of a problem met for the first time, imported and remembered; AddmmUnsupportedError where there is none."""
+def _find(
+    capability: tuple[int, int], device: int, c_bytes: int, k: int
+) -> tuple[bool, tuple[Any, ...], tuple[Any, ...], int]:
+    """The best kernels of a problem met for the first time, imported; AddmmUnsupportedError where there is none."""
     gpu, sms = _device(device)
     found = candidates(capability, c_bytes, k, gpu=gpu)
     if not found:
         raise AddmmUnsupportedError(f"addmm: no shipped kernel runs on compute capability {capability[0]}.{capability[1]}; use torch.addmm")  # fmt: skip
     # Those that go by their tiles stand together: the choice among them is by m and n.
-    kernels = []
-    for (_, by_tile), group in itertools.groupby(found, lambda e: (e.preference, e.tile is not None)):
-        same = tuple(group)
-        for some in [same] if by_tile else [(e,) for e in same]:
-            launches = tuple(on_device(_launcher(e), device) for e in some)
-            kernels.append((some[0].any_strides, launches, tuple(e.tile for e in some) if len(some) > 1 else (), sms))
-    return tuple(kernels)
+    _, same = next(itertools.groupby(found, lambda e: (e.preference, e.tile is not None)))
+    some = tuple(same) if found[0].tile is not None else found[:1]
+    launches = tuple(on_device(_launcher(e), device) for e in some)
+    return some[0].any_strides, launches, tuple(e.tile for e in some) if len(some) > 1 else (), sms
 
 
 def _device(device: int) -> tuple[str, int]:

@@ -105,19 +105,26 @@ def chosen(workload: Workload, machine: Machine) -> HopperPrefillVariant:
     """The variant to start from: two warpgroups (three of heads of 64, which leave registers for them), blocks of 64 keys, four of them
     in flight or as many as there is room for."""
     groups = 3 if max(workload.head_dim_qk, workload.head_dim_v) <= PIECE else 2
-    queries = q_tiles(workload) * groups * ROWS * workload.head_dim_qk * workload.dtype_bytes
-    room = int(machine["smem.per_cta_bytes"]) - _MARGIN - queries
-    block = 64 * (workload.head_dim_qk + workload.head_dim_v) * workload.dtype_bytes
-    return HopperPrefillVariant(warpgroups=groups, kv_stages=max(1, min(room // block, _STAGES)))
+    return HopperPrefillVariant(warpgroups=groups, kv_stages=_stages(workload, machine, groups, _STAGES))
 
 
 def chosen_few(workload: Workload, machine: Machine) -> HopperPrefillVariant:
     """The variant for sequences of at most 64 rows, more than decode: one warpgroup, and as many bytes in flight as four blocks of 128
     columns have.
 
-    In place of one warpgroup that does one thing after the other, on an H200 (docs/notes/serving-kernels.md).
+    It was held against one warpgroup that does one thing after the other, on an H200 (data/measured/h200_few_rows.csv).
     """
-    queries = q_tiles(workload) * ROWS * workload.head_dim_qk * workload.dtype_bytes
+    most = -(-_IN_FLIGHT_FEW // _block_bytes(workload))
+    return HopperPrefillVariant(warpgroups=1, kv_stages=_stages(workload, machine, 1, most))
+
+
+def _stages(workload: Workload, machine: Machine, warpgroups: int, most: int) -> int:
+    """Blocks of 64 keys in flight that there is room for beside the rows of so many warpgroups, at most ``most``."""
+    queries = q_tiles(workload) * warpgroups * ROWS * workload.head_dim_qk * workload.dtype_bytes
     room = int(machine["smem.per_cta_bytes"]) - _MARGIN - queries
-    block = 64 * (workload.head_dim_qk + workload.head_dim_v) * workload.dtype_bytes
-    return HopperPrefillVariant(warpgroups=1, kv_stages=max(1, min(room // block, -(-_IN_FLIGHT_FEW // block))))
+    return max(1, min(room // _block_bytes(workload), most))
+
+
+def _block_bytes(workload: Workload) -> int:
+    """Bytes of 64 keys and their values."""
+    return 64 * (workload.head_dim_qk + workload.head_dim_v) * workload.dtype_bytes
