@@ -10,6 +10,7 @@ import contextlib
 import io
 import itertools
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ TARGETS: dict[str, tuple[int, int]] = {"sm_80": (80, 108), "sm_90a": (90, 132), 
 _DTYPE_NAMES = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp8": "torch.float8_e4m3fn"}
 #: Tokens of a page that serving kernels are compiled for, and those of latent attention.
 _PAGE, _LATENT_PAGE = 16, 64
+_VALUE = re.compile(r"%\w+")
 _serial = itertools.count()
 
 
@@ -286,7 +288,33 @@ def compile_kernels(
             raise CompileError(f"compiling needs {error.name}, which the host code of {path} imports") from None
         except Exception as error:
             raise CompileError(f"{path}: does not compile for {target}: {_root_cause(error)}") from error
+    for kernel in found:
+        if idle := _idle_barriers(kernel.asm["ttgir"]):
+            raise CompileError(
+                f"{path}: {kernel.metadata.name}: expected every mbarrier to be waited for or arrived at, got {idle} that are only set up: "
+                "the compiler gives their memory to something else, which PTX forbids without mbarrier.inval: allocate none where no role uses it"
+            )
     return tuple(_compiled(kernel, target) for kernel in found)
+
+
+def _idle_barriers(ttgir: str) -> int:
+    """mbarriers' allocations that are set up and never used.
+
+    Their memory is anybody's from then on, but remains a barrier to the GPU (PTX ISA, mbarrier.inval): when a context switch puts the kernel
+    aside, some 32 bytes of what lies there come back changed (H200, docs/notes/context-switches.md).
+    """
+    owner: dict[str, str] = {}
+    used: dict[str, bool] = {}
+    for line in map(str.strip, ttgir.splitlines()):
+        values = _VALUE.findall(line)
+        if line.startswith("%") and "ttg.local_alloc" in line and "xi64," in line:
+            owner[values[0]] = values[0]
+            used[values[0]] = False
+        elif line.startswith("%") and "ttg.memdesc_index" in line and values[1] in owner:
+            owner[values[0]] = owner[values[1]]
+        elif "ttng.init_barrier" not in line:
+            used.update({owner[value]: True for value in values if value in owner})
+    return sum(not one for one in used.values())
 
 
 def _compiled(kernel: Any, target: str) -> Compiled:

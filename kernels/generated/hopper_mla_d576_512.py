@@ -1839,15 +1839,19 @@ def attention(q_ptr, k_desc, q_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
         for i in gl.static_range(4):
             stats.index(i).store(gl.zeros([TILE_M], gl.float32, layout=SCORE_ROWS))
     # A thread of the load warp arrives when its copies of Q have landed, or one for the copy engine; both warpgroups when they have left
-    # what an item has.
+    # what an item has.  Chunks leave nothing: the compiler would give barriers that nobody waits at the memory of a block, where a barrier
+    # that was never invalidated is still one to the GPU when it puts the kernel aside for another process.
+    left, left_empty = None, None
+    if not CHAINED:
+        left, left_empty = barriers(LEFT_SLOTS, 2), barriers(LEFT_SLOTS)
     items = Items(
         q,
         wide(q, 2),
         in_boxes(q, q_desc, Q_ROWS) if BOXED else q,
         barriers(Q_SLOTS, 1 if BOXED else 32),
         barriers(Q_SLOTS),
-        barriers(LEFT_SLOTS, 2),
-        barriers(LEFT_SLOTS),
+        left,
+        left_empty,
         stats,
     )
     ring = allocate_ring(k_desc)

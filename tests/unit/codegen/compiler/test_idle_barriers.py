@@ -1,0 +1,34 @@
+"""A barrier that nobody uses is refused: its memory becomes somebody else's, and stays a barrier to the GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+from tilecast.codegen.compiler.compile import CompileError, compile_kernels, load_source
+
+GENERATED = Path(__file__).parents[4] / "kernels" / "generated"
+
+
+def test_a_barrier_that_is_only_set_up_is_refused(tmp_path: Path) -> None:
+    source = (GENERATED / "gemm_hopper_short.py").read_text(encoding="utf-8")
+    used = "    ring = Ring("
+    assert source.count(used) == 1
+    file = tmp_path / "idle.py"
+    file.write_text(source.replace(used, f"    barriers(3, 1)\n{used}"), encoding="utf-8")
+    with pytest.raises(
+        CompileError, match="expected every mbarrier to be waited for or arrived at, got 1 that are only set up"
+    ):
+        compile_kernels(file, "sm_90a")
+
+
+def test_latent_attention_in_batches_that_fill_the_device_has_none() -> None:
+    """Programs take in splits one after the other there, and nothing waits to be merged."""
+    file = GENERATED / "hopper_mla_d576_512.py"
+    shape = {**load_source(file).TILECAST["workload"], "batch": 132, "heads_q": 16, "seqlen_k": 4096}
+    (kernel,) = compile_kernels(file, "sm_90a", shape=shape)
+    assert "wgmma" in kernel.ptx
