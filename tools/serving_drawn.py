@@ -1,6 +1,6 @@
 """Serving problems of all kinds drawn by a rule, `tilecast.attention_varlen` and `attention_kvcache` beside FlashAttention-3.
 
-    python tools/serving_drawn.py OUT.csv --fa3 LIBRARY [--seed 1] [--count 96] [--rounds 5] [--share 0/1]
+    python tools/serving_drawn.py OUT.csv --fa3 LIBRARY [--seed 1] [--count 96] [--rounds 5] [--share 0/1] [--only 3,17] [--seconds 1000]
 
 A problem has a kind (sequences of even lengths, of unequal ones, one giant among short ones, tiny ones; 2 to 8 queries each, 16 to 100, a
 mixture of decodes and chunks, chunks of prompts, whole prompts packed), heads (18 models', most query heads to a key head 71), head_dim 64 to 256
@@ -13,16 +13,14 @@ alone then finds compiled.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import random
 import statistics
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from measuring import csv_table, evicting, first_line, geometric_summary, graph_of, nvidia_smi, share_of, times_us
+from measuring import drawing, evicting, first_line, geometric_summary, graph_of, measured, nvidia_smi, times_us
 from sweep_decode import block_table, fa3_forward
 
 HEADS = ((32, 8), (64, 8), (28, 4), (40, 8), (16, 16), (14, 2), (96, 8), (128, 8), (8, 1), (71, 1), (16, 2), (4, 1), (24, 8), (12, 12), (64, 64),
@@ -30,7 +28,7 @@ HEADS = ((32, 8), (64, 8), (28, 4), (40, 8), (16, 16), (14, 2), (96, 8), (128, 8
 DIMS = ((64, 64), (64, 64), (128, 128), (128, 128), (128, 128), (128, 128), (96, 96), (256, 256), (192, 128), (80, 80))
 KINDS = ("even", "unequal", "giant", "tiny", "few queries", "few queries", "some queries", "mixed", "chunks", "packed")
 FIELDS = ("gpu", "date", "driver", "torch", "triton", "seed", "number", "kind", "sequences", "keys", "longest", "queries", "most_queries", "heads_q",
-          "heads_kv", "head_dim", "head_dim_v", "page", "window", "softcap", "sinks", "dtype", "us", "fa3_us", "speedup", "apart", "sm_clock_mhz")  # fmt: skip
+          "heads_kv", "head_dim", "head_dim_v", "page", "window", "softcap", "sinks", "dtype", "us", "fa3_us", "speedup", "apart", "sm_clock_mhz", "note")  # fmt: skip
 MOST_BYTES, MOST_FLOP = 6e9, 3e13
 
 
@@ -163,25 +161,13 @@ def measure(problem: Drawn, forward: Any, rounds: int, evict: Any) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
+    parser = drawing(__doc__, 96, 5)
     parser.add_argument("--fa3", required=True, help="FlashAttention-3's library, as vLLM builds it")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=96)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--share", default="0/1", help="NUMBER/OF: each OF-th problem from the NUMBER-th on")
     given = parser.parse_args()
-    import torch
-
-    forward, evict, speedups = fa3_forward(given.fa3), evicting(), []
-    with csv_table(given.out, FIELDS) as add:
-        for number, problem in share_of(drawn(given.seed, given.count), given.share):
-            row = {"seed": given.seed, "number": number, **measure(problem, forward, given.rounds, evict)}
-            add(row)
-            speedups += [row["speedup"]] if "speedup" in row else []
-            print(row, flush=True)
-            torch.cuda.empty_cache()
-    print(geometric_summary(speedups))
+    forward, evict = fa3_forward(given.fa3), evicting()
+    problems = drawn(given.seed, given.count)
+    rows = measured(given, FIELDS, problems, lambda problem: measure(problem, forward, given.rounds, evict))
+    print(geometric_summary([row["speedup"] for row in rows if "speedup" in row]))
 
 
 if __name__ == "__main__":

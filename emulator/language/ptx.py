@@ -104,6 +104,11 @@ def _exp2(register: Any) -> Any:
     return _bits(_flush(np.exp2(_flush(_floats(register)))))
 
 
+def _tanh(register: Any) -> Any:
+    """tanh.approx: cut to 11 bits after the first, which is as far off as PTX allows (a relative error of 2^-11)."""
+    return _bits(np.tanh(_floats(register))) & np.uint32(0xFFFFF000)
+
+
 def _above(a: Any, b: Any, *or_else: Any) -> Any:
     """setp.gt, or what a predicate says already; NaN is above nothing."""
     out = _floats(a) > _floats(b)
@@ -199,6 +204,8 @@ def _statement(text: str) -> Statement:
         run = _maximum(op)
     elif re.match(r"ex2\.approx(\.ftz)?\.f32$", op):
         run, pipe = _exp2, "mufu"
+    elif op == "tanh.approx.f32":
+        run, pipe = _tanh, "mufu"
     elif op in _PLAIN:
         run = _PLAIN[op]
     else:

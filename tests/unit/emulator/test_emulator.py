@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import ml_dtypes
@@ -115,6 +116,8 @@ def test_ptx_rounds_and_flushes_as_asked() -> None:
     assert one("add.rn.f32 $0, $1, $2;", 2.0**24, -0.25) == 2.0**24
     assert one("fma.rn.f32 $0, $1, $2, $3;", 1 + 2**-12, 1 - 2**-12, -1.0) == -(2.0**-24)
     assert one("ex2.approx.ftz.f32 $0, $1;", -140.0) == 0.0
+    assert 0.0 < math.tanh(0.7) - one("tanh.approx.f32 $0, $1;", 0.7) < 2**-11 * math.tanh(0.7)
+    assert one("tanh.approx.f32 $0, $1;", -1e9) == -1.0
     assert one("max.ftz.f32 $0, $1, $2;", float("nan"), 1.0) == 1.0
     assert np.isnan(one("max.NaN.ftz.f32 $0, $1, $2;", float("nan"), 1.0))
 
