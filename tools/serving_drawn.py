@@ -23,11 +23,13 @@ from typing import Any
 from measuring import drawing, evicting, first_line, geometric_summary, graph_of, measured, nvidia_smi, times_us
 from sweep_decode import block_table, fa3_forward
 
+from tilecast.model.step.batch import requests_text
+
 HEADS = ((32, 8), (64, 8), (28, 4), (40, 8), (16, 16), (14, 2), (96, 8), (128, 8), (8, 1), (71, 1), (16, 2), (4, 1), (24, 8), (12, 12), (64, 64),
          (5, 5), (48, 8), (20, 4))  # fmt: skip
 DIMS = ((64, 64), (64, 64), (128, 128), (128, 128), (128, 128), (128, 128), (96, 96), (256, 256), (192, 128), (80, 80))
 KINDS = ("even", "unequal", "giant", "tiny", "few queries", "few queries", "some queries", "mixed", "chunks", "packed")
-FIELDS = ("gpu", "date", "driver", "torch", "triton", "seed", "number", "kind", "sequences", "keys", "longest", "queries", "most_queries", "heads_q",
+FIELDS = ("gpu", "date", "driver", "torch", "triton", "seed", "number", "kind", "requests", "sequences", "keys", "longest", "queries", "most_queries", "heads_q",
           "heads_kv", "head_dim", "head_dim_v", "page", "window", "softcap", "sinks", "dtype", "us", "fa3_us", "speedup", "apart", "sm_clock_mhz", "note")  # fmt: skip
 MOST_BYTES, MOST_FLOP = 6e9, 3e13
 
@@ -150,7 +152,7 @@ def measure(problem: Drawn, forward: Any, rounds: int, evict: Any) -> dict[str, 
         print(first_line(error))
     medians = {name: statistics.median(found) for name, found in times_us(graphs, rounds, evict, "reading").items()}
     row: dict[str, Any] = {
-        "kind": problem.kind, "sequences": len(problem.keys), "keys": sum(problem.keys), "longest": most_k, "queries": sum(problem.queries),
+        "kind": problem.kind, "requests": requests_text(tuple(zip(problem.queries, problem.keys, strict=True))), "sequences": len(problem.keys), "keys": sum(problem.keys), "longest": most_k, "queries": sum(problem.queries),
         "most_queries": most_q, "heads_q": heads_q, "heads_kv": heads_kv, "head_dim": dim, "head_dim_v": dim_v, "page": 0 if packed else problem.page,
         "window": problem.window, "softcap": problem.softcap, "sinks": int(problem.sinks), "dtype": problem.dtype, "apart": apart,
         "sm_clock_mhz": nvidia_smi("clocks.sm"), **{name: round(us, 1) for name, us in medians.items()},

@@ -18,6 +18,27 @@ _REGISTERS_OF_MERGE, _MOST_MERGED = 32, 16
 
 
 @dataclass(frozen=True, slots=True)
+class TileCounts:
+    """Instructions of a kernel whose load warp copies tile after tile, while warpgroups with code of their own multiply: of a warpgroup for an
+    item, beside its loops, and of the loops; a number, and one for each column of V."""
+
+    item: tuple[float, float]
+    #: Of these until the load warp's first copy; the loops over blocks at the diagonal, at a window's left edge and over whole ones.
+    before: int
+    diagonal: tuple[float, float]
+    left: tuple[float, float]
+    whole: tuple[float, float]
+    #: Of the load warp: for an item, for 16 rows of its Q, for each 64 columns of those, for a block, for a box of it.
+    load_item: int
+    load_rows: int
+    load_piece: int
+    load_block: int
+    load_box: int
+    #: Of a warpgroup for an item beside that for a part of it, where keys are parted.
+    around_parts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Counts:
     """Instructions of a warp around the loop, and barriers of its warpgroup among them."""
 
@@ -64,6 +85,8 @@ class Counts:
     #: rate for all.  And warpgroups with code of their own that come to an item's end at the same time.
     beside: int = 0
     finishers: int = 1
+    #: Of a kernel that prefills.
+    tiles: TileCounts | None = None
 
 
 #: Of the portable kernel; 75 accesses of four warps to shared memory a step of its merge, with bank conflicts of about four ways.
@@ -88,12 +111,38 @@ LATENT = Counts(
 #: The same where programs share all splits in runs: 848 instructions from the load warp's first to its first copy, as many of both
 #: warpgroups; and what they run through once more for splits that were done apart.
 LATENT_RUNS = replace(LATENT, plan=600, set_up=248, lookups=3, beside=1696, again=665, joined_later=430)
+#: Of the kernels that prefill, at 64, 128 and 256 columns of V (`tilecast inspect` of `hopper_prefill_d64.py`, `_d128.py`, `_d256.py`: 931, 1124
+#: and 1490 instructions an item; 414, 477 and 640 in the loop at the diagonal, 330, 361 and 466 at a window's left edge, 186, 217 and 320 in
+#: that over whole blocks; a load warp's 364 an item, 85, 105 and 129
+#: for 16 rows of 128, 192 and 256 columns, 269 to 393 a block of 16 to 32 boxes), and where keys are parted 529 an item.
+PREFILL_TILES = TileCounts((750.0, 2.9), 289, (330.0, 1.2), (285.0, 0.7), (150.0, 0.67), 364, 42, 22, 145, 8)
+PREFILL = replace(COPY_ENGINE, tiles=PREFILL_TILES)
 #: Of the kernel that prefills, where keys are parted: what it does with a part, a block's end included (`hopper_prefill_d128.py`); 289
 #: instructions of each warpgroup beside the load warp's.
-PARTED = Counts(269, 1, 299, 250, 4, 0, 0, 264, 2, 0, 0, (64, 64), 1, 320, whole_tiles=True, beside=578, finishers=2)
+PARTED = Counts(
+    269,
+    1,
+    299,
+    250,
+    4,
+    0,
+    0,
+    264,
+    2,
+    0,
+    0,
+    (64, 64),
+    1,
+    320,
+    whole_tiles=True,
+    finishers=2,
+    tiles=replace(PREFILL_TILES, load_item=529, around_parts=670),
+)
 _PARTIAL_BYTES = 4
 #: Rows of an accumulator that a warp has.
 _WARP_ROWS = 16
+#: Columns of a box.
+_COLUMNS = 64
 #: Of L2's latency: a count in memory with its release and acquire (1,300 cycles by the clock read in the decode kernel, docs/notes/serving-kernels.md).
 _COUNT_TRIPS = 4.0
 
@@ -145,7 +194,8 @@ class Around:
         lengths = self.machine["hbm.latency_cycles" if cold else "l2.latency_cycles"]
         again = self.counts.lookups * self.machine["l2.latency_cycles"]
         c = self.counts
-        beside = c.beside * far_cycles(self.machine) if cold else 0.0
+        others = c.beside if c.tiles is None else c.tiles.before * c.finishers
+        beside = others * far_cycles(self.machine) if cold else 0.0
         return self.instructions(c.begin + c.plan, c.plan_barriers, cold) + beside + lengths + again
 
     def set_up(self, page: int, cold: bool) -> float:
@@ -173,19 +223,60 @@ class Around:
         """After the last block of an item of so many rows that is whole."""
         # Four threads of a row store 16 bytes at a time: half of what each of L2's sectors takes, so 16-bit results take as long as float32.
         stored = self.left(head_dim_v, _of_warps(rows)) if self.counts.added else 0.0
-        return self.ended() + self.machine["l2.latency_cycles"] + stored
+        return self.ended(head_dim_v) + self.machine["l2.latency_cycles"] + stored
 
-    def ended(self) -> float:
-        """Instructions behind the last block."""
+    def ended(self, head_dim_v: int) -> float:
+        """Instructions behind the last block, of tiles those before the next loop, too: they come from the next cache of code, for
+        the loops fill the first one."""
         c = self.counts
+        if c.tiles is not None:
+            return self.instructions(0, c.finish_barriers) + self.part(head_dim_v) + c.tiles.around_parts * self.near()
         return self.instructions(c.finish, c.finish_barriers, self.once, c.finishers)
+
+    def part(self, head_dim_v: int) -> float:
+        """Instructions of a tile, or of a part of its keys, around the loops."""
+        c = self.counts
+        return (c.tiles.item[0] + c.tiles.item[1] * head_dim_v) * self.near() if c.tiles is not None else 0.0
+
+    def near(self) -> float:
+        """Of an instruction of code that loops have put out of the first cache, while other warpgroups fetch their own."""
+        return max(self.machine["alu.latency_cycles"], near_cycles(self.machine) * self.counts.finishers)
+
+    def first_time(self, head_dim_v: int, diagonal: float, left: bool) -> float:
+        """What a program's first tile takes beyond others: code of its warpgroups comes from far, that of loops too; ``diagonal``: the share of
+        tiles with blocks there, ``left``: whether windows end at keys."""
+        c, m = self.counts, self.machine
+        if c.tiles is None:
+            return 0.0
+        t = c.tiles
+        parts = ((1.0, t.item), (1.0, t.whole), (diagonal, t.diagonal), (float(left), t.left))
+        count = sum(share * (number + each * head_dim_v) for share, (number, each) in parts) - t.before + t.around_parts
+        return count * far_cycles(m) * c.finishers - self.part(head_dim_v) - t.around_parts * self.near()
+
+    def load_tile(self, page: int, head_dim_qk: int) -> float:
+        """From the load warp's last copy for a tile until the first block and Q of its next one are there: the next tile is asked for, its
+        lengths and pages are looked up, Q is copied by this warp, 16 rows at a time."""
+        c, m = self.counts, self.machine
+        if c.tiles is None:
+            return 0.0
+        rows = -(-self.tile_m // _WARP_ROWS) * (c.tiles.load_rows + c.tiles.load_piece * -(-head_dim_qk // _COLUMNS))
+        lookup = m["hbm.latency_cycles"] if page else 0.0
+        return (c.tiles.load_item + rows) * m["alu.latency_cycles"] + 2.0 * m["l2.latency_cycles"] + lookup + m["tma.latency_hbm_cycles"]  # fmt: skip
+
+    def load_block(self, page: int, tile_n: int, columns: int) -> float:
+        """Between blocks of the load warp: K and V of a block come as boxes of a page, 64 of the ``columns`` of both in each."""
+        c = self.counts
+        if c.tiles is None:
+            return 0.0
+        boxes = -(-columns // _COLUMNS) * (tile_n // min(page, tile_n) if page else 1)
+        return (c.tiles.load_block + c.tiles.load_box * boxes) * self.machine["alu.latency_cycles"]
 
     def hand_over(self, head_dim_v: int, rows: int) -> float:
         """After the last block of a split of so many rows: stored, seen by all, counted in."""
         stored = self.whole_tile(head_dim_v) if self.counts.whole_tiles else 0.0
         if self.counts.merged_parts:
             stored = self.left(head_dim_v, rows)
-        return self.ended() + 2.0 * self.machine["l2.latency_cycles"] + stored
+        return self.ended(head_dim_v) + 2.0 * self.machine["l2.latency_cycles"] + stored
 
     def whole_tile(self, head_dim_v: int) -> float:
         """O of a tile through this SM's port of the L2 cache."""
@@ -212,6 +303,8 @@ class Around:
             # Half of what it has leaves under the next part's first scores, and L2 adds it to what waits.
             return self.left(head_dim_v, _of_warps(rows)) / 2.0 + self.adding()
         merged = c.merge_step / m["issue.warp_inst_per_clk"] * 4 + c.merge_step_barriers * barrier_cycles(m)
+        if c.tiles is not None:  # a part runs through most of an item's code
+            merged += self.part(head_dim_v)
         if kept:
             return merged
         # What is left is on its way while the next part's first blocks are multiplied.

@@ -38,6 +38,7 @@ from tilecast.model.step.costs import (
     LATENT_RUNS,
     PARTED,
     POINTERS,
+    PREFILL,
     Counts,
 )
 
@@ -338,7 +339,7 @@ def _prefill(v: HopperPrefillVariant, heads: Workload) -> Dealing:
         1,
         4,
         True,
-        COPY_ENGINE,
+        replace(PREFILL, finishers=v.warpgroups),
         parting=parting,
         beside=True,
         follows=not few,
@@ -367,7 +368,9 @@ def _prefill_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
         return replace(dealt, parting=None)
     alike = 3 * -(-total // sms) * most <= 4 * -(-total * most // sms)
     # A program that takes in one part after the other merges between them; a merge of others' parts keeps it from its next item.
-    found = replace(dealt, merges_beside=False, counts=PARTED, places=total * most)
+    found = replace(
+        dealt, merges_beside=False, counts=replace(PARTED, finishers=dealt.counts.finishers), places=total * most
+    )
     if not (alike or total * most > parting.room):
         return found
     chained = replace(found, chained=True, places=parting.chained * sms)

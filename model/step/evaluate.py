@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from tilecast.model.chip.evaluate import settled_clock
+from tilecast.model.chip.launch import masked_extra
 from tilecast.model.chip.power import Activity, Clock
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -215,6 +216,11 @@ class _Pace:
     alone: float
     #: Bytes of the blocks that are on their way at once.
     ring_bytes: float
+    #: Of an item's loop beyond a period for each block, where its first blocks are there; of a masked block beyond a period.
+    restart: float = 0.0
+    masked: float = 0.0
+    #: Of a period, what the busiest unit has nothing to do in.
+    slack: float = 0.0
 
 
 @lru_cache(maxsize=512)
@@ -238,6 +244,9 @@ def _pace(heads: Workload, variant: StepVariant, machine: Machine, page: int) ->
     return _Pace(
         tuple(trace.ii_cycles for trace in traces), max(0.0, first.iteration_end[0] - first.ii_cycles) + longer, begun + longer,
         ended - begun - first.ii_cycles, float(ring),
+        first.iteration_end[-1] - len(first.iteration_end) * first.ii_cycles,
+        masked_extra(first, steady_state(first.pipeline, 2)) if dealt.counts.tiles is not None else 0.0,
+        max(0.0, first.ii_cycles - max(first.pipeline.demand().values())),
     )  # fmt: skip
 
 
@@ -276,6 +285,10 @@ def _costs(
         machine.get("launch.cta_turnaround_cycles", machine["launch.cta_start_cycles"]),
     )
     cold, warm = (around.set_up(batch.page, cold) + pace.fill for cold in (True, False))
+    tiles, columns = dealt.counts.tiles is not None, heads.head_dim_qk + heads.head_dim_v
+    diagonal = 0.0 if items is None or items.masked is None else float((items.masked > 0).mean())
+    cold += around.first_time(heads.head_dim_v, diagonal, batch.heads.mask == "window")
+    load_block = around.load_block(batch.page, dealt.tile_n, columns)
     return Costs(
         sms=sms,
         per_sm=dealt.programs,
@@ -286,11 +299,11 @@ def _costs(
         + cold
         + max(0.0, around.queries(rows, batch.workload().seqlen_q > 1) - pace.landed),
         later_start=turnaround + around.plan(False) + warm,
-        next_item=around.next_item(batch.page, pace.fill),
+        next_item=pace.restart if tiles else around.next_item(batch.page, pace.fill),
         finish=around.finish(heads.head_dim_v, rows),
         hand_over=around.hand_over(heads.head_dim_v, rows),
         merge=lambda splits, there: around.merge(splits, rows, heads, there),
-        periods=pace.periods,
+        periods=tuple(max(period, load_block) for period in pace.periods),
         memory_block=memory,
         idle_programs=max(0, programs - (items.count if items is not None else 0)),
         idle_program=turnaround + around.plan(False),
@@ -301,4 +314,10 @@ def _costs(
         join_later=around.join_later(heads.head_dim_v, rows),
         join_again=around.join_again(),
         join_on=around.join_on(),
+        masked=pace.masked,
+        load_item=around.load_tile(batch.page, heads.head_dim_qk),
+        load_block=load_block,
+        around=around.ended(heads.head_dim_v) if tiles and dealt.counts.finishers > 1 else 0.0,
+        slack=pace.slack,
+        ring=int(pace.ring_bytes // (dealt.tile_n * columns * heads.dtype_bytes)),
     )

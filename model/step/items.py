@@ -18,6 +18,8 @@ from tilecast.model.step.batch import Batch
 from tilecast.model.step.dealing import Dealing, Parting, keys_seen, limits
 
 _Ints = NDArray[np.int64]
+#: Rows of a warpgroup.
+_WARPGROUP_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +36,8 @@ class SequenceItems:
     #: Its tile, in the order of items, and how often it merges what it has with what it had.
     tile: _Ints
     joins: _Ints
+    #: Blocks of each item that cross an edge of the mask, as the warpgroup of its last rows sees them.
+    masked: _Ints
     #: Keys of which the head reads something, each once.
     span: int
 
@@ -66,6 +70,8 @@ class Items:
     #: one after the other.
     apart: _Ints | None = None
     joining: _Ints | None = None
+    #: Blocks of each item that cross an edge of the mask; None: none does.
+    masked: _Ints | None = None
 
     @property
     def count(self) -> int:
@@ -102,6 +108,16 @@ def sequence_items(
     read = np.maximum(end - begin, 0)
     some = read > 0
     reach = int(end[some].max() - begin[some].min()) if some.any() else 0
+    # The last warpgroup of a tile that has rows begins at a query of its own, and sees blocks of its own.
+    there = np.minimum(rows - tile * tile_m, tile_m)
+    last = (tile * tile_m + (there - 1) // _WARPGROUP_ROWS * _WARPGROUP_ROWS) // group
+    whole_end = (last + diagonal + right + 1) // tile_n * tile_n
+    whole_first = -(-np.maximum(high + diagonal - left, 0) // tile_n) * tile_n
+    own = np.maximum(begin, np.maximum(last + diagonal - left, 0) // tile_n * tile_n)
+    masked = np.clip(-(-(end - np.maximum(whole_end, own)) // tile_n), 0, None)
+    masked = np.minimum(
+        masked + np.clip((whole_first - own) // tile_n, 0, None), np.clip(-(-(end - own) // tile_n), 0, None)
+    )
     joins = np.zeros(len(index), dtype=np.int64)
     if dealt.teams:
         # The first of a tile's splits that sees a key merges with nothing.
@@ -109,17 +125,19 @@ def sequence_items(
         joins = (some & (seen > seen[place * splits])).astype(np.int64)
     elif dealt.chained:
         joins = np.maximum(np.bincount(place, some, tiles).astype(np.int64) - 1, 0)
-        read = np.bincount(place, read, tiles).astype(np.int64)
+        read, masked = (np.bincount(place, x, tiles).astype(np.int64) for x in (read, masked))
         place, splits = np.arange(tiles), 1
     elif dealt.parting is not None and some.any():
         # A tile has no item of a part of whose keys it sees none.
-        read, place, joins = read[some], place[some], joins[some]
+        read, place, joins, masked = read[some], place[some], joins[some], masked[some]
     elif run > 1:
         # What a program adds up between splits, its load warp copies through.
         runs = -(-splits // run)
-        read = np.bincount(place * runs + part // run, read, tiles * runs).astype(np.int64)
+        read, masked = (
+            np.bincount(place * runs + part // run, x, tiles * runs).astype(np.int64) for x in (read, masked)
+        )
         place, joins = np.repeat(place[::splits], runs), np.zeros(len(read), dtype=np.int64)
-    return SequenceItems(tiles, splits, keys, read, -(-read // tile_n), place, joins, reach)
+    return SequenceItems(tiles, splits, keys, read, -(-read // tile_n), place, joins, masked, reach)
 
 
 def _parts(parting: Parting, tiles: int, span: int, tile_n: int) -> tuple[int, int]:
@@ -198,7 +216,7 @@ def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
     mine = [one for one in batch.lengths if dealt.takes(one[0] * group)]
     if not mine:
         return None
-    blocks, keys, tile, counts, joins, owners = [], [], [], [], [], []
+    blocks, keys, tile, counts, joins, owners, masked = [], [], [], [], [], [], []
     tiles, next_tile, span, partial_rows, most, begun = 0, 0, 0, 0, 1, 0
     for (seqlen_q, seqlen_k), alone in zip(mine, _as_dealt(mine, dealt, heads), strict=True):
         run = 1
@@ -214,6 +232,7 @@ def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
         blocks.append(np.repeat(one.blocks, heads_kv))
         keys.append(np.repeat(one.keys, heads_kv))
         joins.append(np.repeat(one.joins, heads_kv))
+        masked.append(np.repeat(one.masked, heads_kv))
         span += one.span * heads.heads_kv
         most = max(most, one.splits)
         items = np.bincount(one.tile, minlength=one.tiles) if not dealt.teams else np.ones(one.tiles, dtype=np.int64)
@@ -232,12 +251,13 @@ def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
         partial_rows += int((items * left)[several].sum()) * heads_kv
     runs = None
     if dealt.teams:
-        units = tuple(np.concatenate(x) for x in (blocks, keys, joins))
+        units = tuple(np.concatenate(x) for x in (blocks, keys, joins, masked))
         runs = in_runs(units, np.concatenate(owners), dealt.teams, heads_kv, dealt.most_apart)
-        blocks, keys, joins = ([x] for x in runs.sums)
+        blocks, keys, joins, masked = ([x] for x in runs.sums)
         tile = [np.full(len(runs.pieces), -1)]
-    return Items(
+    found = Items(
         np.concatenate(blocks), np.concatenate(keys), np.concatenate(tile), np.asarray(counts, dtype=np.int64), len(mine),
         sum(q for q, _ in mine), most, span, partial_rows, heads.heads_q * sum(q for q, _ in mine), heads_kv * tiles,
         np.concatenate(joins) if dealt.chained else None, *((runs.pieces, runs.apart, runs.joining) if runs else ()),
     )  # fmt: skip
+    return replace(found, masked=np.concatenate(masked))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,11 +61,26 @@ class Costs:
     join_later: float = 0.0
     join_again: float = 0.0
     join_on: float = 0.0
+    #: Of a block that crosses an edge of the mask, beyond a period.
+    masked: float = 0.0
+    #: Where one warp copies for the others, a tile ahead: from its last copy for an item until the next one's first block is there, between
+    #: blocks, and how many are on their way at once; no cycles: it is never what others wait for.
+    load_item: float = 0.0
+    load_block: float = 0.0
+    ring: int = 0
+    #: Of what a warpgroup does around an item's loop, what others may multiply under, and for how long of each block the busiest unit is free.
+    around: float = 0.0
+    slack: float = 0.0
 
     @property
     def slots(self) -> int:
         """Programs that the chip holds."""
         return self.sms * self.per_sm
+
+    def beside(self, items: Items, item: int | slice) -> Any:
+        """Of items, what masked blocks take beyond others, less what of the code around their loops runs while other warpgroups multiply."""
+        masked = 0.0 if items.masked is None else items.masked[item] * self.masked
+        return masked - np.minimum(self.around, items.blocks[item] * self.slack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +145,14 @@ def _steady(items: Items, costs: Costs, count: int, left: float) -> float:
         shares = shares[:0]
     if items.joins is not None:
         around += float(items.joins[:count].sum()) * costs.join
+    beside = float(np.sum(costs.beside(items, slice(count))))
+    around += beside
+    if costs.load_item:
+        # What a load warp is behind its item's end, of items of the mean number of blocks.
+        mean = blocks / count
+        busy = mean * costs.periods[-1] + costs.finish + costs.next_item + beside / count
+        copied = max(mean * costs.load_block, (mean - costs.ring) * costs.periods[-1]) + costs.load_item
+        around += count * max(0.0, copied - busy)
     around += sum(
         n / s * costs.merge(int(s), costs.per_sm) for s, n in zip(*np.unique(shares, return_counts=True), strict=True)
     )
@@ -164,6 +188,9 @@ class _Run:
         #: Slots that have an item; when each of the others had none.
         self.active = 0
         self.free = np.zeros(slots)
+        #: When an item's first block had come, and when the last one was asked for.
+        self.began = np.zeros(slots)
+        self.loaded = np.full(slots, -np.inf)
         self.speed = np.array([0.0, *(1.0 / period for period in costs.periods)])
         self.now = self.memory_bound = self.streamed_until = self.longest_merge = self.merged_at = 0.0
         self.spent = [0.0] * 6
@@ -218,13 +245,18 @@ class _Run:
         if phase == _STARTING and self.items.blocks[item]:
             self.phase[slot], self.until[slot] = _STREAMING, np.inf
             self.left[slot] = self.items.blocks[item]
+            self.began[slot] = self.now
         elif phase in (_STARTING, _STREAMING):
             self.streamed_until = self.now
-            split = self.items.tile[max(item, 0)] >= 0
+            split, c = self.items.tile[max(item, 0)] >= 0, self.costs
+            beside = 0.0 if item == _BEFORE else c.beside(self.items, item)
+            if c.load_item and item != _BEFORE:
+                copied = self.began[slot] + float(self.items.blocks[item]) * c.load_block
+                self.loaded[slot] = max(copied, self.now + beside - c.ring * c.periods[0])
             if split:
-                self.wait(slot, _HANDING_OVER, self.costs.hand_over)
+                self.wait(slot, _HANDING_OVER, c.hand_over + beside)
             else:
-                self.wait(slot, _FINISHING, self.costs.finish + self.joining(item))
+                self.wait(slot, _FINISHING, c.finish + beside + self.joining(item))
         elif phase == _HANDING_OVER and item != _BEFORE and self.is_last(item):
             splits = int(self.items.splits_of_tile[self.items.tile[item]])
             there = int((self.phase[self.sm == self.sm[slot]] != _IDLE).sum())
@@ -286,4 +318,4 @@ class _Run:
         """The next item's start, by a program that needs ``cycles`` for it."""
         self.item[slot] = self.next
         self.next += 1
-        self.wait(slot, _STARTING, cycles)
+        self.wait(slot, _STARTING, max(cycles, self.loaded[slot] + self.costs.load_item - self.now))

@@ -184,6 +184,20 @@ def _of_decodes(row: dict[str, str], machine: Machine) -> Measured | None:
     return Measured(f"decode, {heads_q}/{heads_kv}", asked, shipped_pair(asked, machine), _us(row))
 
 
+def _of_drawn(row: dict[str, str], machine: Machine) -> Measured | None:
+    """`tools/serving_drawn.py`: problems of all kinds, but for soft caps, which are not forecast, and kernels that others replaced since."""
+    if float(row["softcap"] or 0) or row.get("replaced") == "1":
+        return None
+    heads_q, heads_kv, dim, dim_v, page, window = _whole(
+        row, "heads_q", "heads_kv", "head_dim", "head_dim_v", "page", "window"
+    )
+    heads = replace(_heads(heads_q, heads_kv, dim, dim_v), dtype="fp16" if row["dtype"] == "float16" else "bf16")
+    if window >= 0:
+        heads = replace(heads, mask="window", window=(window, 0))
+    asked = Batch(parse_requests(row["requests"]), heads, page)
+    return Measured(row["kind"], asked, shipped_pair(asked, machine), _us(row))
+
+
 def _of_latent(row: dict[str, str], machine: Machine) -> Measured:
     """`tools/sweep_mla.py`: latent attention of one query a sequence, pages of 64."""
     batch, heads, keys = _whole(row, "batch", "heads", "keys")
@@ -200,4 +214,20 @@ _KINDS = (
     _Kind(("batch", "keys", "heads_q", "heads_kv", "page", "queries", "kernel", "us"), _of_e4m3),
     _Kind(("evicted_by", "batch", "keys", "heads_q", "heads_kv", "page", "kernel", "us"), _of_decodes),
     _Kind(("batch", "heads", "keys", "us", "flashmla_us"), _of_latent),
+    _Kind(
+        (
+            "kind",
+            "requests",
+            "heads_q",
+            "heads_kv",
+            "head_dim",
+            "head_dim_v",
+            "page",
+            "window",
+            "softcap",
+            "dtype",
+            "us",
+        ),
+        _of_drawn,
+    ),
 )

@@ -29,6 +29,8 @@ COSTS = Costs(
     merge=lambda splits, there: 5.0 * splits, periods=(20.0, 30.0), memory_block=0.0,
 )  # fmt: skip
 
+ONE_SLOT = replace(COSTS, sms=1, per_sm=1, programs=1, periods=(20.0,))
+
 
 def items(blocks: list[int], tile: list[int] | None = None) -> Items:
     """Items of so many blocks; ``tile``: which are splits of one."""
@@ -40,6 +42,29 @@ def items(blocks: list[int], tile: list[int] | None = None) -> Items:
 
 def test_one_item_starts_streams_and_ends() -> None:
     assert play(items([7]), COSTS).end == pytest.approx(100 + 7 * 20 + 10)
+
+
+def test_a_tile_waits_for_the_load_warp_where_that_is_slower() -> None:
+    """Three items of one block: the load warp has each next one ready so long after the first block of the one before."""
+    three = items([1, 1, 1])
+    costs = replace(ONE_SLOT, load_item=5000.0, load_block=100.0, ring=4)
+    assert play(three, costs).end == pytest.approx(
+        costs.first_start + 2 * (100.0 + 5000.0) + costs.periods[0] + costs.finish
+    )
+    assert play(three, replace(costs, load_item=1.0, load_block=1.0)).end == play(three, ONE_SLOT).end
+    # Behind a longer tile it has had time: four blocks before the end it asked for the last one.
+    longer, costs = items([100, 1]), replace(costs, load_block=1.0)
+    behind = costs.first_start + 100 * costs.periods[0] - 4 * costs.periods[0] + 5000.0
+    assert play(longer, costs).end == pytest.approx(max(behind, costs.first_start + 100 * costs.periods[0] + costs.finish + costs.next_item) + costs.periods[0] + costs.finish)  # fmt: skip
+
+
+def test_what_is_around_a_tile_s_loop_hides_under_other_warpgroups_products() -> None:
+    one, costs = items([10]), replace(ONE_SLOT, finish=700.0)
+    plain = play(one, costs).end
+    assert play(one, replace(costs, around=500.0, slack=30.0)).end == pytest.approx(plain - 300.0)
+    assert play(one, replace(costs, around=500.0, slack=90.0)).end == pytest.approx(plain - 500.0)
+    masked = replace(one, masked=np.array([2]))
+    assert play(masked, replace(costs, masked=150.0)).end == pytest.approx(plain + 300.0)
 
 
 def test_programs_on_an_sm_share_it() -> None:

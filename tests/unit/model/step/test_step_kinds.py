@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tilecast.model.chip.evaluate import PredictError
-from tilecast.model.compiled.units.fetch import far_cycles
+from tilecast.model.compiled.units.fetch import far_cycles, near_cycles
 from tilecast.model.kernel.variants.hopper import mla as hopper_mla
 from tilecast.model.kernel.variants.hopper import prefill as hopper_prefill
 from tilecast.model.kernel.variants.hopper.serving import (
@@ -26,11 +26,20 @@ from tilecast.model.pipeline.serving import latent
 from tilecast.model.sm.bounds import bounds
 from tilecast.model.sm.simulate import steady_state
 from tilecast.model.step.batch import Batch, parse_requests
-from tilecast.model.step.costs import COPY_ENGINE_RUNS, LATENT, LATENT_RUNS, PARTED, POINTERS, Around
+from tilecast.model.step.costs import (
+    COPY_ENGINE,
+    COPY_ENGINE_RUNS,
+    LATENT,
+    LATENT_RUNS,
+    PARTED,
+    POINTERS,
+    PREFILL,
+    Around,
+)
 from tilecast.model.step.dealing import Dealing, dealing, launched, loop
 from tilecast.model.step.evaluate import evaluate_step
 from tilecast.model.step.forecast import forecast_step, named_pair, shipped_pair
-from tilecast.model.step.items import batch_items
+from tilecast.model.step.items import batch_items, of_sequence
 from tilecast.model.step.play import play
 
 H200 = load_machine("h200-sxm")
@@ -420,21 +429,80 @@ def test_the_first_part_leaves_and_the_last_comes_alone() -> None:
 
 def test_roles_with_code_of_their_own_share_what_fetches_it() -> None:
     """Until the first copy the SM fetches the planning of all roles, later what is near; at an item's end that of both warpgroups."""
-    for counts in (LATENT, LATENT_RUNS, PARTED):
+    for counts in (LATENT, LATENT_RUNS):
         shared, alone = (
             Around(H200, counts, 64, once=True),
             Around(H200, replace(counts, beside=0, finishers=1), 64, once=True),
         )
         assert shared.plan(True) - alone.plan(True) == pytest.approx(counts.beside * far_cycles(H200))
         assert shared.plan(False) == alone.plan(False)
-        assert shared.ended() - alone.ended() == pytest.approx(counts.finish * far_cycles(H200))
+        assert shared.ended(512) - alone.ended(512) == pytest.approx(counts.finish * far_cycles(H200))
     again = Around(H200, LATENT, 64)
-    assert again.ended() == Around(H200, replace(LATENT, finishers=1), 64).ended()
+    assert again.ended(512) == Around(H200, replace(LATENT, finishers=1), 64).ended(512)
     # Between parts code comes from the next cache, the first time from far.
     slower = H200.with_facts({"code.fetch_cycles": 2.0 * H200["code.fetch_cycles"]})
     more = 2 * LATENT.added * H200["code.fetch_cycles"]
     assert Around(slower, LATENT, 64).join(512, 64) - again.join(512, 64) == pytest.approx(more)
     assert Around(slower, LATENT, 64).join_first() == again.join_first() > LATENT.joined * far_cycles(H200)
+
+
+def test_a_tile_of_prefill_runs_through_code_that_loops_have_put_out_of_the_cache() -> None:
+    """Of two warpgroups with code of their own no instruction comes faster than a dependent one, of three the fetches set the pace; the first time
+    all comes from far, the loop of a window's left edge only where there is one."""
+    two, three = (Around(H200, replace(PREFILL, finishers=count), 64 * count) for count in (2, 3))
+    tiles = PREFILL.tiles
+    code = tiles.item[0] + tiles.item[1] * 128
+    assert two.part(128) == pytest.approx(code * max(H200["alu.latency_cycles"], 2 * near_cycles(H200)))
+    assert three.part(128) == pytest.approx(code * 3 * near_cycles(H200))
+    left = tiles.left[0] + tiles.left[1] * 128
+    assert two.first_time(128, 1.0, True) - two.first_time(128, 1.0, False) == pytest.approx(
+        2 * left * far_cycles(H200)
+    )
+    diagonal = tiles.diagonal[0] + tiles.diagonal[1] * 128
+    assert two.first_time(128, 1.0, False) - two.first_time(128, 0.5, False) == pytest.approx(
+        diagonal * far_cycles(H200)
+    )
+    parted = Around(H200, replace(PARTED, finishers=2), 128)
+    assert parted.ended(128) - two.ended(128) == pytest.approx(PARTED.tiles.around_parts * two.near())
+    assert (
+        Around(H200, COPY_ENGINE, 64).first_time(128, 1.0, True)
+        == Around(H200, COPY_ENGINE, 64).load_tile(64, 128)
+        == 0.0
+    )
+
+
+def test_a_load_warp_copies_16_rows_of_q_at_a_time_and_a_box_of_a_page() -> None:
+    around = Around(H200, PREFILL, 128)
+    each, tiles = H200["alu.latency_cycles"], PREFILL.tiles
+    assert around.load_tile(64, 256) - around.load_tile(64, 128) == pytest.approx(8 * 2 * tiles.load_piece * each)
+    assert around.load_tile(64, 128) - around.load_tile(0, 128) == pytest.approx(H200["hbm.latency_cycles"])
+    # K and V of 128 columns: two boxes each for every page of a block.
+    assert around.load_block(16, 64, 256) - around.load_block(64, 64, 256) == pytest.approx(
+        3 * 4 * tiles.load_box * each
+    )
+    assert around.load_block(256, 64, 256) == around.load_block(0, 64, 256)
+
+
+@given(
+    queries=st.integers(1, 90), more=st.integers(0, 700), group=st.sampled_from([1, 3, 4, 6, 16]), left=st.sampled_from([-1, 0, 63, 100, 300])
+)  # fmt: skip
+def test_masked_blocks_of_a_tile_are_those_that_its_last_warpgroup_sees_in_part(queries, more, group, left) -> None:
+    keys = queries + more
+    heads = replace(HEADS, heads_q=8 * group, heads_kv=8)
+    if left >= 0:
+        heads = replace(heads, mask="window", window=(left, 0))
+    asked = Batch(((queries, keys),), heads, 64)
+    prefill = replace(dealing(hopper_prefill.HopperPrefillVariant(), heads), parting=None)
+    found = of_sequence(prefill, heads, *asked.lengths[0])
+    expected = []
+    rows = np.arange(queries * group)
+    for tile in reversed(range(-(-len(rows) // prefill.tile_m))):
+        mine = rows[tile * prefill.tile_m : (tile + 1) * prefill.tile_m]
+        last = mine[(len(mine) - 1) // 64 * 64 :] // group + more
+        seen = (np.arange(keys) <= last[:, None]) & ((left < 0) | (np.arange(keys) >= last[:, None] - left))
+        blocks = [seen[:, at : at + 64] for at in range(0, int(last.max()) + 1, 64)]
+        expected.append(sum(bool(block.any() and (not block.all() or block.shape[1] < 64)) for block in blocks))
+    assert found.masked.tolist() == expected
 
 
 def test_who_joins_what_was_done_apart_comes_to_that_code_for_the_first_time() -> None:
