@@ -103,6 +103,8 @@ def role_costs(machine: Machine) -> RoleCosts:
     """The costs of ``machine``; MachineError names a fact it lacks."""
     m = machine
     tensor_memory = m.tensor_kind == "tcgen05"
+    # Rates of shared memory are those of four sub-partitions with a warp each.
+    register = _LANES * _WORD * PARTITIONS
     wgmma = warp_costs(m, m["chip.clock_rated_mhz"]) if m.tensor_kind == "wgmma" else None
     return RoleCosts(
         machine,
@@ -125,12 +127,8 @@ def role_costs(machine: Machine) -> RoleCosts:
         lane_bytes=m.get("l2.bytes_per_clk_per_sm_lockstep", m["tma.bytes_per_clk"]),
         lane_latency=m["l2.latency_cycles"],
         port_bytes=m["smem.bytes_per_clk"],
-        # Rates are those of four sub-partitions with a warp each, 128 bytes a register.
-        load_register=_LANES * _WORD * PARTITIONS / m.get("smem.load_bytes_per_clk_under_mma", m["smem.bytes_per_clk"]),
-        store_register=_LANES
-        * _WORD
-        * PARTITIONS
-        / m.get("smem.store_bytes_per_clk_under_mma", m["smem.bytes_per_clk"]),
+        load_register=register / m.get("smem.load_bytes_per_clk_under_mma", m["smem.bytes_per_clk"]),
+        store_register=register / m.get("smem.store_bytes_per_clk_under_mma", m["smem.bytes_per_clk"]),
         # Where it was not measured an access holds its warp.
         line_least=int(m.get("smem.line_least", 1.0)),
         line_most=int(m.get("smem.line_most", 1.0)),

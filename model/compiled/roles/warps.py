@@ -35,32 +35,8 @@ class Prepared(NamedTuple):
 
 class Warp:
     __slots__ = (
-        "arrivals",
-        "counters",
-        "done",
-        "expected",
-        "free",
-        "groups",
-        "index",
-        "issue",
-        "iterates",
-        "known",
-        "laps",
-        "last",
-        "left",
-        "meeting",
-        "multiplies",
-        "name",
-        "passed",
-        "pc",
-        "program",
-        "reached",
-        "skipped",
-        "standing",
-        "stored",
-        "storing",
-        "times",
-        "under_way",
+        "arrivals", "counters", "done", "expected", "free", "groups", "index", "issue", "iterates", "known", "laps", "last", "left", "meeting",
+        "multiplies", "name", "passed", "pc", "program", "reached", "skipped", "standing", "stored", "storing", "times", "under_way",
     )  # fmt: skip
 
     def __init__(
