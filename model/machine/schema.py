@@ -127,6 +127,8 @@ KEYS: dict[str, Key] = {
     "smem.bytes_per_clk": Key("B/clk/SM", 1, 4096, _ALL, "shared memory port"),
     "smem.load_bytes_per_clk_under_mma": Key("B/clk/SM", 1, 4096, (), "shared memory to registers while wgmma runs"),
     "smem.store_bytes_per_clk_under_mma": Key("B/clk/SM", 1, 4096, (), "registers to shared memory while wgmma runs"),
+    "smem.line_least": Key("inst", 1, 1000, (), "accesses in line for the port while their warps go on, at least"),
+    "smem.line_most": Key("inst", 1, 1000, (), "the same, at most"),
     "smem.latency_cycles": Key("cycles", 1, 500, _ALL, "shared memory load"),
     "smem.per_cta_bytes": Key("B", 1024, 1e8, _ALL, "shared memory one CTA may use"),
     "smem.per_sm_bytes": Key("B", 1024, 1e8, _ALL, "shared memory of an SM"),

@@ -48,9 +48,13 @@ class RoleCosts:
     #: Bytes a cycle that an SM copies by lanes from L2, and their latency.
     lane_bytes: float
     lane_latency: float
-    #: Bytes a cycle of the shared-memory port, and cycles beside wgmma of a register that a warp loads.
+    #: Bytes a cycle of the shared-memory port; beside wgmma, cycles of a register that a warp loads and of one that it stores.
     port_bytes: float
     load_register: float
+    store_register: float
+    #: Accesses that wait for the port while their warps go on, at least and at most.
+    line_least: int
+    line_most: int
     #: Copies out: bytes a cycle where they are stored and where they are added up in L2, cycles from the last of them until they
     #: are there.
     out_bytes: float
@@ -99,6 +103,8 @@ def role_costs(machine: Machine) -> RoleCosts:
     """The costs of ``machine``; MachineError names a fact it lacks."""
     m = machine
     tensor_memory = m.tensor_kind == "tcgen05"
+    # Rates of shared memory are those of four sub-partitions with a warp each.
+    register = _LANES * _WORD * PARTITIONS
     wgmma = warp_costs(m, m["chip.clock_rated_mhz"]) if m.tensor_kind == "wgmma" else None
     return RoleCosts(
         machine,
@@ -121,8 +127,11 @@ def role_costs(machine: Machine) -> RoleCosts:
         lane_bytes=m.get("l2.bytes_per_clk_per_sm_lockstep", m["tma.bytes_per_clk"]),
         lane_latency=m["l2.latency_cycles"],
         port_bytes=m["smem.bytes_per_clk"],
-        # The rate is that of four sub-partitions with a warp each, 128 bytes a register.
-        load_register=_LANES * _WORD * PARTITIONS / m.get("smem.load_bytes_per_clk_under_mma", m["smem.bytes_per_clk"]),
+        load_register=register / m.get("smem.load_bytes_per_clk_under_mma", m["smem.bytes_per_clk"]),
+        store_register=register / m.get("smem.store_bytes_per_clk_under_mma", m["smem.bytes_per_clk"]),
+        # Where it was not measured an access holds its warp.
+        line_least=int(m.get("smem.line_least", 1.0)),
+        line_most=int(m.get("smem.line_most", 1.0)),
         out_bytes=m.get("tma.store_bytes_per_clk", m["tma.bytes_per_clk"]),
         add_bytes=add_rate(m, together=True),
         out_latency=m.get("tma.reduce_latency_cycles", m["l2.latency_cycles"]),

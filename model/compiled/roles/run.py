@@ -10,7 +10,7 @@ and share nothing with it but barriers, tensor core and copies.  The rules:
   register ports, as in `model.compiled.sm`; mma.sync occupies its sub-partition's tensor core like any pipe;
 - beside wgmma the port of shared memory is the SM's: loads and stores of warps, and copies out, take from the product in service what it does
   not leave of the port; copies in hardly touch it (a product beside them takes 5 % longer; measured: `tilecast calibrate`,
-  smem/beside_mma); beside a product they wait for their turn at it, and loads for the registers they write;
+  smem/beside_mma); accesses of warps stand in line for it, while the warps go on, as `PortLine` says;
 - copies by lanes come from L2 at the rate of all SMs together, and a group of them is there when its last is;
 - the n-th wait of a warp at a ring of s barriers passes when the (n + 1 - s f)-th phase of the ring is complete, where f is 1
   if the barrier lets the first wait pass; a phase is complete when all who arrive at it have;
@@ -64,8 +64,12 @@ def step(state: State) -> None:
                 ready < best or (ready == best and chosen is not None and warp.last < chosen.last)
             ):
                 chosen, best = warp, ready
-        if state.queue and (service := state.queue.next_service()) <= best and service < math.inf:
+        service = state.queue.next_service() if state.queue else math.inf
+        access = state.line.next() if state.line else math.inf
+        if state.queue and service <= min(best, access) and service < math.inf:
             state.queue.serve(service)
+        elif state.line and access <= best and access < math.inf:
+            state.line.serve(access)
         elif chosen is not None:
             state.count += 1
             chosen.last = state.count

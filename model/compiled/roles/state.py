@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tilecast.model.compiled.costs import PARTITIONS
 from tilecast.model.compiled.roles.code import PIPES, KernelRoles, RoleInstruction
 from tilecast.model.compiled.roles.costs import RoleCosts
+from tilecast.model.compiled.roles.port import PortLine
 from tilecast.model.compiled.roles.warps import SHARED, Prepared, Warp, pieces
 from tilecast.model.compiled.units.wgmma import WgmmaQueue
 
@@ -64,13 +65,14 @@ class State:
         self.issue_free = [0.0] * (len(kernel.roles) + 1)
         self.pipe_free = dict.fromkeys(PIPES, 0.0)
         self.busy = dict.fromkeys((*PIPES, "issue", "port"), 0.0)
-        self.tensor_free = self.copy_free = self.out_free = self.ports_free = self.port_free = 0.0
+        self.tensor_free = self.copy_free = self.out_free = self.ports_free = 0.0
         #: Barriers of which any arrivals complete a phase: when they came, in their order.
         self.came: list[list[float]] = [[] for _ in kernel.barriers]
         hopper = costs.wgmma
         self.queue = (
             WgmmaQueue(len(self.warps), hopper.mma_queue, hopper.mma_latency, hopper.mma_hidden_fma) if hopper else None
         )
+        self.line = PortLine(self.queue, costs) if self.queue else None
         #: Cycles from the end of the product issued last until its commit is seen.
         self.completion = 0.0
         #: Instructions issued so far.
@@ -174,6 +176,8 @@ class State:
         for bit in prepared.waits:
             if counters[bit] > at:
                 at = counters[bit]
+        if at == math.inf:
+            return None
         asks = prepared.asks
         if asks:
             known = self.answered(warp, prepared.code, at)
@@ -198,8 +202,13 @@ class State:
             return max(at, opens) if one.kind == "named_wait" else at
         if one.kind == "group_wait":
             return max(at, warp.groups[-1 - one.amount]) if len(warp.groups) > one.amount else at
-        if self.queue is None:
+        if self.queue is None or self.line is None:
             return at
+        if one.kind in SHARED:
+            return self.line.room(at)
+        if one.kind == "fence":
+            # It waits for the warp's stores.
+            return None if warp.storing else at
         return self.queue.room(at) if one.kind == "wgmma" else self.queue.through(warp.index, one.amount, at)
 
     def occupy(self, prepared: Prepared, now: float) -> tuple[float, float]:
@@ -214,10 +223,9 @@ class State:
             if not hides:
                 return prepared.taken, 0.0
         taken, ports, gap = prepared.beside
-        if prepared.code.kind in SHARED:
-            taken = max(taken, queue.through_port(prepared.port))
         self.ports_free = max(self.ports_free, now) + ports
-        return taken, gap
+        # What more an access to shared memory takes, it takes in line.
+        return prepared.taken if prepared.code.kind in SHARED else taken, gap
 
     def issue(self, warp: Warp, now: float) -> None:
         """Effects of the warp's next instruction, issued at ``now``."""
@@ -236,15 +244,10 @@ class State:
                 self.busy[one.pipe] += prepared.taken
         if one.kind in ("tensor_load", "tensor_store"):
             result = release = start + prepared.taken + costs.tensor_memory
-        elif one.kind in SHARED and self.queue:
-            self.port_free = max(self.port_free, start) + prepared.port
+        elif one.kind in SHARED and self.line:
             self.busy["port"] += prepared.port
-            # Accesses go through the port in order, and the next one waits for it.
-            self.pipe_free[one.pipe] = max(self.pipe_free[one.pipe], self.port_free)
-            result = self.pipe_free[one.pipe] + prepared.latency
-            if one.kind == "shared_store":
-                warp.stored = self.pipe_free[one.pipe]
-            self.queue.take_port(start, prepared.port)
+            self.line.enter(warp, prepared, start)
+            result = 0.0
         elif one.kind == "wait":
             opens = self.opens(warp, one, now) or 0.0
             result = max(now + costs.poll, opens)
@@ -292,7 +295,7 @@ class State:
             release = max(release, warp.stored)
         counters = warp.counters
         if one.write_counter < 6:
-            counters[one.write_counter] = max(counters[one.write_counter], result)
+            warp.clear(one.write_counter, result)
         if one.read_counter < 6:
             counters[one.read_counter] = max(counters[one.read_counter], release)
         warp.free = after

@@ -11,7 +11,7 @@ from tilecast.model.compiled.roles.code import MATRIX_KINDS, RoleCode, RoleInstr
 from tilecast.model.compiled.roles.costs import RoleCosts
 
 #: Kinds of instructions that wait for what other roles or engines do.
-_ASKING = frozenset({"wait", "named_wait", "group_wait", "wgmma", "wgmma_wait"})
+_ASKING = frozenset({"wait", "named_wait", "group_wait", "wgmma", "wgmma_wait", "fence", "shared_load", "shared_store"})
 #: Accesses to shared memory by a warp's own instructions.
 SHARED = ("shared_load", "shared_store")
 
@@ -26,7 +26,8 @@ class Prepared(NamedTuple):
     product: tuple[float, float]
     #: Cycles of the shared-memory port.
     port: float
-    #: Beside wgmma: cycles of its pipe, of the register ports, and of a gap after it.
+    #: Beside wgmma: cycles of its pipe (of an access to shared memory: until its registers are moved), of the register ports, and of
+    #: a gap after it.
     beside: tuple[float, float, float]
     #: Its kind, where it waits for more than counters and pipes.
     asks: str
@@ -34,8 +35,8 @@ class Prepared(NamedTuple):
 
 class Warp:
     __slots__ = (
-        "arrivals", "counters", "done", "free", "groups", "index", "issue", "iterates", "laps", "last", "left", "meeting", "multiplies", "name", "passed",
-        "pc", "program", "reached", "skipped", "standing", "stored", "times", "under_way",
+        "arrivals", "counters", "done", "expected", "free", "groups", "index", "issue", "iterates", "known", "laps", "last", "left", "meeting",
+        "multiplies", "name", "passed", "pc", "program", "reached", "skipped", "standing", "stored", "storing", "times", "under_way",
     )  # fmt: skip
 
     def __init__(
@@ -65,11 +66,37 @@ class Warp:
         self.under_way = 0.0
         #: When its last store into shared memory is through the port.
         self.stored = 0.0
+        #: Stores that wait for the port; by counter, accesses that do, and when what is known of it is clear.
+        self.storing = 0
+        self.expected = [0] * 6
+        self.known = [0.0] * 6
         #: When it came to the named barrier where it stands.
         self.reached = 0.0
         #: Named barrier where it stands -> which of its meetings.
         self.meeting: dict[int, int] = {}
         self.skipped: set[RoleInstruction] = set()
+
+    def expect(self, one: RoleInstruction) -> None:
+        """An access to shared memory waits for the port: when the counter that it raises is clear is unknown."""
+        self.storing += one.kind == "shared_store"
+        if one.write_counter < 6:
+            self.expected[one.write_counter] += 1
+            self.counters[one.write_counter] = math.inf
+
+    def through(self, one: RoleInstruction, at: float, result: float) -> None:
+        """The access is through the port ``at``, and what it brings there at ``result``."""
+        if one.kind == "shared_store":
+            self.storing -= 1
+            self.stored = max(self.stored, at)
+        if one.write_counter < 6:
+            self.expected[one.write_counter] -= 1
+            self.clear(one.write_counter, result)
+
+    def clear(self, counter: int, at: float) -> None:
+        """A counter is clear no earlier than ``at``; until all accesses that raise it are through, nobody knows when."""
+        self.known[counter] = max(self.known[counter], at)
+        if not self.expected[counter]:
+            self.counters[counter] = self.known[counter]
 
     def advance(self, now: float) -> None:
         """Go on to the next instruction, of the next pass or piece where this one is at its end."""
@@ -90,8 +117,8 @@ def _prepare(one: RoleInstruction, costs: RoleCosts) -> Prepared:
     beside = (0.0, 0.0, 0.0)
     if costs.wgmma and one.kind != "mma_sync" and one.pipe in costs.wgmma.pipe:
         taken = costs.wgmma.pipe_under_mma[one.pipe]
-        if one.kind == "shared_load":
-            taken = costs.load_register * one.amount
+        if one.kind in SHARED:
+            taken = (costs.load_register if one.kind == "shared_load" else costs.store_register) * one.amount
         beside = (taken, costs.wgmma.ports_under_mma[one.pipe], costs.wgmma.gap_under_mma[one.pipe])
     product = costs.product(one) if one.kind in MATRIX_KINDS else (0.0, 0.0)
     taken = product[0] if one.kind == "mma_sync" else costs.occupies(one)

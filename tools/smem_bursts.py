@@ -1,0 +1,158 @@
+"""Bursts of accesses to shared memory beside matrix products: until a warp has issued them, and until all are through.
+
+    python tools/smem_bursts.py OUT.csv
+
+`tilecast calibrate`'s smem/beside_mma has streams that never end; kernels read LSE and store dS a few at a time.  Warpgroups that
+multiply back to back (groups of eight wgmma, two under way), and others that meet, do a burst of 8 bytes a lane and wait some 1,500
+cycles: "broadcast" where eight lanes read the same, "conflict" where eight lanes meet in a bank.  After stores a load tells when
+they are through.  A minute on a Hopper GPU.
+"""
+
+from __future__ import annotations
+
+import csv
+import multiprocessing
+import sys
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+from tilecast.validation.lab.calibrate.gpu import Gpu, Launch
+from tilecast.validation.lab.calibrate.nvrtc import compile_cubin, source_text
+from tilecast.validation.lab.calibrate.preludes import wgmma_prelude
+
+ROUNDS, GROUPS, LOG = 40, 1000, 1024
+KERNEL = r"""
+#define LOG 1024
+BENCH(128 * (MMA_GROUPS + STREAMS)) {
+  extern __shared__ __align__(1024) unsigned char smem[];
+  __shared__ u32 log[2][LOG];
+  const u32 base = address(smem);
+  const int group = warpgroup_index();
+  wgmma_fill(smem);
+  for (int i = threadIdx.x; i < 2 * LOG; i += blockDim.x) (&log[0][0])[i] = 0;
+  __syncthreads();
+  i64 t0 = clk(), issued = 0, through = 0;
+  if (group < MMA_GROUPS) {
+#if MMA_GROUPS
+    float c[REGS]; u32 a[4];
+    wgmma_start(c, a, smem);
+    for (int r = 0; r < (int)size; r++) {
+      wgmma_group<8>(c, a, base, group, rounds >> 30);
+      wgmma_wait<1>();
+      if (threadIdx.x % 128 == 0) log[group][r] = clk32();
+    }
+    wgmma_wait<0>();
+    wgmma_end(out, c);
+#endif
+  } else {
+    const int lane = threadIdx.x % 32, warp = (threadIdx.x / 32) % 4;
+#if BROADCAST
+    const u32 at = base + WGMMA_SMEM + (lane % 4) * 8;
+#elif CONFLICT
+    const u32 at = base + WGMMA_SMEM + warp * 4096 + (lane / 4) * 128 * 2 + (lane % 4) * 8;
+#else
+    const u32 at = base + WGMMA_SMEM + warp * 4096 + lane * 8;
+#endif
+    u32 w[2 * BURST];
+#pragma unroll
+    for (int i = 0; i < 2 * BURST; i++) w[i] = threadIdx.x + i;
+    u32 z = 0;
+    for (int r = 0; r < rounds; r++) {
+      spin(1500 + (r * 37) % 128);
+      asm volatile("bar.sync 1, %0;" ::"n"(128 * STREAMS) : "memory");
+      i64 b = clk();
+#pragma unroll
+      for (int i = 0; i < BURST; i++) {
+#if LOAD
+        asm volatile("ld.volatile.shared.v2.u32 {%0, %1}, [%2];" : "=r"(w[2 * i]), "=r"(w[2 * i + 1]) : "r"(at + i * 32) : "memory");
+#else
+        asm volatile("st.volatile.shared.v2.u32 [%2], {%0, %1};" :: "r"(w[2 * i]), "r"(w[2 * i + 1]), "r"(at + i * 32) : "memory");
+#endif
+      }
+      i64 c1 = clk();
+#if !LOAD
+      u32 got; asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(got) : "r"(at) : "memory"); z += got;
+      if (got == 0x7fffffff) z++;
+#endif
+#pragma unroll
+      for (int i = 0; i < 2 * BURST; i++) z ^= w[i];
+      asm volatile("" :: "r"(z) : "memory");
+      if (z == 0x7fedcba9u) out[7] = 2;
+      i64 d = clk();
+      issued += c1 - b; through += d - b;
+    }
+    keep(out, z);
+  }
+  record(out, t0, clk(), 0, 0, issued, through);
+  __syncthreads();
+  i64* tail = out + RECORD * (i64)gridDim.x * ((blockDim.x + 31) / 32);
+  if (blockIdx.x == 0) for (int i = threadIdx.x; i < 2 * LOG; i += blockDim.x) tail[i] = (&log[0][0])[i];
+}
+"""
+#: (kind, pattern), and (warpgroups that multiply, warpgroups that do bursts, n, home of A).
+ACCESSES = (("load", "broadcast"), ("load", "plain"), ("store", "plain"), ("store", "conflict"))
+BESIDE = (
+    (0, 1, 64, "smem"), (1, 1, 64, "smem"), (2, 1, 64, "smem"), (1, 1, 128, "register"), (1, 2, 64, "smem"), (1, 2, 128, "register"),
+)  # fmt: skip
+BURSTS = (1, 2, 4, 6, 8, 12, 16)
+
+
+@dataclass(frozen=True)
+class Burst:
+    """``burst`` accesses of each warp of ``streams`` warpgroups beside ``mma`` that multiply m64 x n, A from ``home``."""
+
+    kind: str
+    pattern: str
+    mma: int
+    streams: int
+    n: int
+    home: str
+    burst: int
+
+    def text(self) -> str:
+        """CUDA source."""
+        defines = {
+            "BURST": self.burst, "LOAD": int(self.kind == "load"), "BROADCAST": int(self.pattern == "broadcast"),
+            "CONFLICT": int(self.pattern == "conflict"), "MMA_GROUPS": self.mma, "STREAMS": self.streams,
+        }  # fmt: skip
+        head = source_text("empty.cu", wgmma_prelude(self.n, self.home), defines)
+        return head[: head.rindex("// A kernel that does nothing")] + KERNEL
+
+
+def cases() -> list[Burst]:
+    """Every access, alone and beside every product, in bursts of every length."""
+    return [Burst(*access, *beside, burst) for access, beside, burst in product(ACCESSES, BESIDE, BURSTS)]
+
+
+def compiled(text: str) -> bytes:
+    """Machine code for Hopper."""
+    return compile_cubin(text, "sm_90a")
+
+
+def main() -> None:
+    gpu = Gpu()
+    todo = cases()
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        codes = pool.map(compiled, [case.text() for case in todo])
+    with Path(sys.argv[1]).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(
+            ("gpu", "kind", "pattern", "mma_warpgroups", "stream_warpgroups", "n", "a", "burst", "issued_cycles", "through_cycles")
+        )  # fmt: skip
+        for case, code in zip(todo, codes, strict=True):
+            gpu.kernel(case, code)
+            launch = Launch(
+                gpu.identity.sm_count, 128 * (case.mma + case.streams), 131072 + 32768, size=GROUPS, rounds=ROUNDS
+            )
+            found, _ = gpu.records(case, launch, 2 * LOG)
+            issued, through = found[0, 4 * case.mma :, 5:7].mean(axis=0) / ROUNDS
+            writer.writerow(
+                (gpu.identity.name, case.kind, case.pattern, case.mma, case.streams, case.n, case.home, case.burst,
+                 f"{issued:.1f}", f"{through:.1f}")
+            )  # fmt: skip
+            file.flush()
+
+
+if __name__ == "__main__":
+    main()
