@@ -23,6 +23,9 @@ class WarpCosts:
     ports_under_mma: dict[str, float]
     #: Extra cycles before the same warp's next instruction while the tensor core runs.
     gap_under_mma: dict[str, float]
+    #: Cycles of the SM's shared-memory port: of a row of 32 bytes of a product's operand ("row"), and of a word a lane
+    #: of one warp of each sub-partition ("word").
+    smem_port: dict[str, float]
     latency: dict[str, float]
     operand_release: float
     barrier: float
@@ -94,26 +97,28 @@ def latencies(machine: Machine) -> dict[str, float]:
 
 @lru_cache(maxsize=64)
 def _issue(m: Machine) -> tuple[dict[str, float], ...]:
-    """Pipes alone, pipes, ports and gaps under a product, latencies: the same objects at every clock."""
+    """Pipes alone, pipes, ports and gaps under a product, the shared-memory port, latencies: the same objects at every clock."""
     pipe = pipe_cycles(m)
     slow = {name: m.get(f"mma_load.{name}_cycles", pipe[name]) for name in ("alu", "fma", "mufu", "shared")}
     ports = {name: m.get(f"mma_load.{name}_port_cycles", 0.0) for name in pipe}
     gap = {name: m.get(f"mma_load.{name}_gap_cycles", 0.0) for name in pipe}
+    port = {"row": 32.0 / m["smem.bytes_per_clk"], "word": PARTITIONS * 32 * 4.0 / m["smem.bytes_per_clk"]}
     # What our kernels load past their copies are the factors of a key head (e4m3): a few bytes that every tile of the head reads, so
     # that L2 has them.
-    return pipe, {**pipe, **slow}, ports, gap, {**latencies(m), "global": m["l2.latency_cycles"]}
+    return pipe, {**pipe, **slow}, ports, gap, port, {**latencies(m), "global": m["l2.latency_cycles"]}
 
 
 @lru_cache(maxsize=256)
 def warp_costs(machine: Machine, mhz: float) -> WarpCosts:
     """The costs of ``machine`` at an SM clock of ``mhz``; MachineError names a fact it lacks."""
     m = machine
-    pipe, slow, ports, gap, latency = _issue(m)
+    pipe, slow, ports, gap, port, latency = _issue(m)
     return WarpCosts(
         pipe=pipe,
         pipe_under_mma=slow,
         ports_under_mma=ports,
         gap_under_mma=gap,
+        smem_port=port,
         latency=latency,
         operand_release=m["warp.operand_release_cycles"],
         barrier=m["sync.barrier_cycles"],

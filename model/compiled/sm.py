@@ -9,6 +9,8 @@ every warpgroup stands for the SM.  The rules:
   register ports (`ports_under_mma`), as measured in data/measured/h200_corun.csv;
 - an FMA takes a cycle from the matrix instruction in service, beyond the share of them that it hides (`mma_hidden_fma`);
   one that does not advance slows no warp;
+- shuffles and spilled words go through the port of shared memory and take from a product what it does not leave of that
+  (measured: `tilecast calibrate`, corun/beside_mma);
 - code that the first instruction cache does not hold is fetched at the rate of `fetch`;
 - the tensor core serves warps in turns, an instruction each; `mma_queue` instructions at most are under way, from all
   warps together, and a warp whose next one finds no room stands still (both measured: `tilecast calibrate`, wgmma_order
@@ -252,6 +254,8 @@ def run_sm(ctas: Sequence[Cta], costs: WarpCosts, mma: dict[tuple[int, bool], fl
             busy[pipe] += taken
             if loaded:
                 ports_free = (ports_free if ports_free > now else now) + prepared.ports
+            if prepared.port:
+                tensor.take_port(now, prepared.port)
         _issue(chosen, prepared, state, now, loaded)
         if chosen.pc == len(chosen.code):
             active.remove(chosen)
@@ -294,7 +298,7 @@ def _issue(warp: _Warp, prepared: Prepared, state: _State, now: float, loaded: b
         tag = warp.code[warp.pc][1]
         if kind == "mma":
             seen = costs.mma_latency_register if prepared.from_registers else costs.mma_latency
-            state.tensor.issue(warp.index, now, prepared.mma_cycles, prepared.commits, latency=seen)
+            state.tensor.issue(warp.index, now, prepared.mma_cycles, prepared.commits, prepared.port, seen)
         elif kind == "wait" and tag is not None:
             result = max(result, state.opens(warp, tag) or 0.0)
             warp.turns_taken += tag[0] == "turn"

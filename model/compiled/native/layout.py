@@ -17,7 +17,7 @@ def _record(doubles: str, integers: str, triples: str = "", last: str = "") -> n
 
 
 INSTRUCTION = _record(
-    "taken taken_under_mma ports gap stall latency mma_cycles",
+    "taken taken_under_mma ports gap stall latency mma_cycles port",
     "pipe waits write_counter read_counter kind conditional fma amount commits word",
 )
 PIECE = _record("", "code length begin", "tags count")

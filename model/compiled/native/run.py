@@ -75,7 +75,7 @@ def _costs_of(
     for i in stretch.value.instructions:
         p = prepare(i, issue, products)
         rows.append((
-            p.taken, p.taken_under_mma, p.ports, p.gap, p.stall, p.latency, p.mma_cycles, p.pipe, i.waits, p.write_counter,
+            p.taken, p.taken_under_mma, p.ports, p.gap, p.stall, p.latency, p.mma_cycles, p.port, p.pipe, i.waits, p.write_counter,
             p.read_counter, KINDS.index(p.kind), p.conditional, p.fma, p.amount, p.commits * (2 if p.from_registers else 1), p.word,
         ))  # fmt: skip
     return np.array(rows, INSTRUCTION)

@@ -17,7 +17,7 @@ enum { FROM_SHARED = 1, FROM_REGISTERS = 2 };
 enum { DONE = 0, STUCK = 1, NO_MEMORY = 2 };
 
 typedef struct {
-    double taken, taken_under_mma, ports, gap, stall, latency, mma_cycles;
+    double taken, taken_under_mma, ports, gap, stall, latency, mma_cycles, port;
     /* commits: 0, or where A of a group's last lies. */
     int32_t pipe, waits, write_counter, read_counter, kind, conditional, fma, amount, commits, word;
 } Instruction;
@@ -112,7 +112,7 @@ typedef struct {
     int turns_taken, barriers_passed, marks;
     double *mark;
     /* WgmmaQueue: instructions that wait, groups committed, and when those that are through were seen to be. */
-    double *queued_at, *queued_cycles, *done;
+    double *queued_at, *queued_cycles, *queued_port, *done;
     uint8_t *queued_last;
     int64_t head, tail, committed, done_count;
     /* When this warp passed its turn on. */
@@ -149,7 +149,7 @@ typedef struct {
     /* The tensor core. */
     int64_t waiting, ends_count, interval;
     int served, ending;
-    double free, hidden, seen;
+    double free, hidden, seen, spare, owed;
     double *starts, *interval_ends, *ends;
 } State;
 
@@ -182,6 +182,26 @@ static double next_service(State *s)
     return larger(s->free, first);
 }
 
+static void extend(State *s, double cycles)
+{
+    s->free += cycles;
+    s->ends[s->ends_count - 1] = s->free;
+    s->interval_ends[s->ends_count - 1] = s->free;
+    if (s->ending >= 0) {
+        Warp *w = &s->warps[s->ending];
+        w->done[w->done_count - 1] = s->free + s->seen;
+    }
+}
+
+static void share(State *s, double cycles)
+{
+    s->spare -= cycles;
+    if (s->spare < 0.0) {
+        extend(s, -s->spare);
+        s->spare = 0.0;
+    }
+}
+
 static void serve(State *s, double at)
 {
     int n = s->facts->programs, turn = 0;
@@ -191,7 +211,7 @@ static void serve(State *s, double at)
         w = &s->warps[turn];
         if (w->head < w->tail && w->queued_at[w->head] <= at) break;
     }
-    double cycles = w->queued_cycles[w->head];
+    double cycles = w->queued_cycles[w->head], port = w->queued_port[w->head];
     int last = w->queued_last[w->head];
     w->head++;
     s->waiting--;
@@ -206,25 +226,28 @@ static void serve(State *s, double at)
         s->seen = last == FROM_REGISTERS ? s->facts->mma_latency_register : s->facts->mma_latency;
         w->done[w->done_count++] = s->free + s->seen;
     }
+    s->spare = cycles - port;
+    double shared = larger(0.0, s->owed - at);
+    if (shared > 0.0) share(s, shared);
 }
 
 static void steal(State *s)
 {
     s->hidden -= 1.0;
     if (s->hidden >= 0.0) return;
-    s->free += -s->hidden < 1.0 ? -s->hidden : 1.0;
-    s->ends[s->ends_count - 1] = s->free;
-    s->interval_ends[s->ends_count - 1] = s->free;
-    if (s->ending >= 0) {
-        Warp *w = &s->warps[s->ending];
-        w->done[w->done_count - 1] = s->free + s->seen;
-    }
+    extend(s, -s->hidden < 1.0 ? -s->hidden : 1.0);
 }
 
 static int runs(State *s, double at)
 {
     while (s->interval < s->ends_count && s->interval_ends[s->interval] <= at) s->interval++;
     return s->interval < s->ends_count && s->starts[s->interval] <= at;
+}
+
+static void take_port(State *s, double now, double cycles)
+{
+    if (now < s->free && runs(s, now)) share(s, cycles);
+    else s->owed = larger(s->owed, now) + cycles;
 }
 
 /* --- units/fetch.py ---------------------------------------------------------------------------------------------- */
@@ -379,6 +402,7 @@ static void issue(State *s, int index, double now, int loaded)
     case MMA:
         w->queued_at[w->tail] = now;
         w->queued_cycles[w->tail] = i->mma_cycles;
+        w->queued_port[w->tail] = i->port;
         w->queued_last[w->tail++] = (uint8_t)i->commits;
         s->waiting++;
         w->committed += i->commits != 0;
@@ -482,6 +506,7 @@ static int run(State *s, double *end, int64_t *instructions, double *busy)
             pipe_free[i->pipe] = larger(now, pipe_free[i->pipe]) + taken;
             busy[i->pipe] += taken;
             if (loaded) ports_free = larger(now, ports_free) + i->ports;
+            if (i->port != 0.0) take_port(s, now, i->port);
         }
         issue(s, alive[chosen], now, loaded);
         if (!settle(s, w)) {
@@ -532,12 +557,13 @@ static int make_warp(State *s, const Program *p, Warp *w, double *marks, int64_t
     w->mark = marks + p->mark_offset;
     w->queued_at = malloc(sizeof(double) * (size_t)(mma + 1));
     w->queued_cycles = malloc(sizeof(double) * (size_t)(mma + 1));
+    w->queued_port = malloc(sizeof(double) * (size_t)(mma + 1));
     w->queued_last = malloc((size_t)(mma + 1));
     w->done = malloc(sizeof(double) * (size_t)(mma + 1));
     w->turns = malloc(sizeof(double) * (size_t)(turns + 1));
     *products += mma;
     if (met > *barriers) *barriers = met;
-    return w->queued_at && w->queued_cycles && w->queued_last && w->done && w->turns;
+    return w->queued_at && w->queued_cycles && w->queued_port && w->queued_last && w->done && w->turns;
 }
 
 static int make_ctas(State *s, int64_t barriers)
@@ -562,6 +588,7 @@ static void release(State *s)
         Warp *w = &s->warps[k];
         free(w->queued_at);
         free(w->queued_cycles);
+        free(w->queued_port);
         free(w->queued_last);
         free(w->done);
         free(w->turns);

@@ -18,6 +18,7 @@ class IssueCosts(NamedTuple):
     pipe_under_mma: dict[str, float]
     ports_under_mma: dict[str, float]
     gap_under_mma: dict[str, float]
+    smem_port: dict[str, float]
     latency: dict[str, float]
 
 
@@ -39,6 +40,8 @@ class Prepared(NamedTuple):
     fma: bool
     amount: int
     mma_cycles: float
+    #: Cycles of the SM's shared-memory port.
+    port: float
     commits: bool
     from_registers: bool
     word: int
@@ -48,12 +51,23 @@ def prepare(
     instruction: WarpInstruction, costs: WarpCosts | IssueCosts, mma: dict[tuple[int, bool], float]
 ) -> Prepared:
     pipe, kind = instruction.pipe, instruction.kind
+    port = _port_cycles(instruction, costs.smem_port)
     conditional = kind in _CONDITIONAL and not (kind == "barrier" and instruction.amount < 2)
     return Prepared(
         PIPES.index(pipe), costs.pipe[pipe], costs.pipe_under_mma[pipe], costs.ports_under_mma[pipe],
         costs.gap_under_mma[pipe], instruction.stall, tuple(bit for bit in range(6) if instruction.waits >> bit & 1),
         instruction.write_counter, instruction.read_counter, costs.latency[instruction.latency], kind, conditional,
         pipe == "fma", instruction.amount,
-        mma[instruction.amount, instruction.from_registers] if kind == "mma" else 0.0, instruction.commits,
+        mma[instruction.amount, instruction.from_registers] if kind == "mma" else 0.0, port, instruction.commits,
         instruction.from_registers, instruction.word,
     )  # fmt: skip
+
+
+def _port_cycles(one: WarpInstruction, costs: dict[str, float]) -> float:
+    """Cycles of the SM's shared-memory port: what products read, and words that warps exchange, spill or reload."""
+    if one.kind == "mma":
+        # A has 64 rows, of 32 bytes in each k-step; B as many as the product has columns.
+        return costs["row"] * (one.amount + (0 if one.from_registers else 64))
+    if one.kind in ("spill", "reload"):
+        return costs["word"] * one.amount / 4
+    return costs["word"] if one.latency == "shuffle" else 0.0

@@ -18,6 +18,7 @@ COSTS = WarpCosts(
     pipe={**dict.fromkeys(PIPES, 1.0), "alu": 2.0, "mufu": 8.0},
     pipe_under_mma={**dict.fromkeys(PIPES, 1.0), "alu": 4.0, "mufu": 8.0},
     ports_under_mma=dict.fromkeys(PIPES, 0.0), gap_under_mma=dict.fromkeys(PIPES, 0.0),
+    smem_port={"row": 0.25, "word": 4.0},
     latency={**dict.fromkeys(LATENCIES, 4.0), "mufu": 20.0, "poll": 2.0}, operand_release=5.0, barrier=10.0,
     barrier_spread=0.0,
     handover=30.0, one_way=30.0, mma_latency=50.0, mma_latency_register=45.0, mma_queue=6, mma_hidden_fma=1.0, tma_latency=100.0,
@@ -161,6 +162,41 @@ def test_a_matrix_instruction_that_does_not_advance_slows_nobody() -> None:
     assert fast.marks[1] == (13.0,)  # one an issue slot from 3 on
     hidden = replace(slow, mma_hidden_fma=1.0)
     assert run(steps(mma(), MARK), steps(op("uniform", 2), *[op("fma")] * 10, MARK), costs=hidden).marks[1][0] > 25.0
+
+
+def shuffles(number: int) -> tuple[WarpInstruction, ...]:
+    return (op("shared", 8, latency="shuffle"),) * number
+
+
+@pytest.mark.parametrize(
+    ("from_registers", "seen"),
+    [
+        # A and B of 64 rows and columns take all 32 cycles of the port: each of four shuffles costs the product four.
+        (False, 32.0 + 4 * 4.0 + 50.0),
+        # B alone takes 16 of 40: what is left is more than four shuffles take.
+        (True, 40.0 + 45.0),
+    ],
+)
+def test_shuffles_take_from_a_product_what_it_does_not_leave_of_the_shared_memory_port(
+    from_registers: bool, seen: float
+) -> None:
+    product = steps(mma(from_registers=from_registers), mma_wait(0), MARK)
+    assert run(product, steps(*shuffles(4), MARK)).marks[0] == (seen + 1.0,)
+    # Other instructions of that pipe leave the port alone.
+    other = (op("shared", 8),) * 4
+    assert run(product, steps(*other, MARK)).marks[0] == (32.0 + 50.0 + 1.0 if not from_registers else 86.0,)
+
+
+def test_a_shuffle_before_a_product_still_holds_the_port() -> None:
+    late = steps(op("uniform", 2), mma(), mma_wait(0), MARK)
+    # Issued at 0, through at 4; the product that begins at 2 waits for the rest.
+    assert run(steps(*shuffles(1), MARK), late).marks[1] == (2.0 + 2.0 + 32.0 + 50.0 + 1.0,)
+
+
+def test_spilled_words_go_through_the_port_by_their_bytes() -> None:
+    product = steps(mma(), mma_wait(0), MARK)
+    reload = WarpInstruction("shared", 8, 0, 7, 7, "local", "reload", 16, word=0)
+    assert run(product, steps(reload, MARK)).marks[0] == (83.0 + 16.0,)
 
 
 def test_a_barrier_holds_warpgroups_until_the_last_is_there() -> None:

@@ -82,7 +82,7 @@ def test_warps_that_wait_for_each_other_are_named() -> None:
 
 def test_structs_are_laid_out_as_in_c() -> None:
     # Doubles first, then integers: no compiler pads what lies on its own boundary.
-    assert layout.INSTRUCTION.itemsize == 7 * 8 + 10 * 4
+    assert layout.INSTRUCTION.itemsize == 8 * 8 + 10 * 4
     assert layout.PIECE.itemsize == 9 * 4
     assert layout.PROGRAM.itemsize == 6 * 4 + 8
     assert (layout.COPY.itemsize, layout.OWN.itemsize, layout.CTA.itemsize) == (40, 24, 24)
