@@ -301,7 +301,7 @@ def _idle_barriers(ttgir: str) -> int:
     """mbarriers' allocations that are set up and never used.
 
     Their memory is anybody's from then on, but remains a barrier to the GPU (PTX ISA, mbarrier.inval): when a context switch puts the kernel
-    aside, some 32 bytes of what lies there come back changed (H200, docs/notes/context-switches.md).
+    aside, some 32 bytes of what lies there come back changed (H200, docs/notes/serving-kernels.md).
     """
     owner: dict[str, str] = {}
     used: dict[str, bool] = {}

@@ -113,31 +113,16 @@ LATENT = Counts(
 LATENT_RUNS = replace(LATENT, plan=600, set_up=248, lookups=3, beside=1696, again=665, joined_later=430)
 #: Of the kernels that prefill, at 64, 128 and 256 columns of V (`tilecast inspect` of `hopper_prefill_d64.py`, `_d128.py`, `_d256.py`: 931, 1124
 #: and 1490 instructions an item; 414, 477 and 640 in the loop at the diagonal, 330, 361 and 466 at a window's left edge, 186, 217 and 320 in
-#: that over whole blocks; a load warp's 364 an item, 85, 105 and 129
-#: for 16 rows of 128, 192 and 256 columns, 269 to 393 a block of 16 to 32 boxes), and where keys are parted 529 an item.
+#: that over whole blocks; a load warp's 364 an item, 85, 105 and 129 for 16 rows of 128, 192 and 256 columns, 269 to 393 a block of 16 to 32
+#: boxes), and where keys are parted 670 more of a warpgroup and 529 of the load warp.
 PREFILL_TILES = TileCounts((750.0, 2.9), 289, (330.0, 1.2), (285.0, 0.7), (150.0, 0.67), 364, 42, 22, 145, 8)
 PREFILL = replace(COPY_ENGINE, tiles=PREFILL_TILES)
 #: Of the kernel that prefills, where keys are parted: what it does with a part, a block's end included (`hopper_prefill_d128.py`); 289
 #: instructions of each warpgroup beside the load warp's.
 PARTED = Counts(
-    269,
-    1,
-    299,
-    250,
-    4,
-    0,
-    0,
-    264,
-    2,
-    0,
-    0,
-    (64, 64),
-    1,
-    320,
-    whole_tiles=True,
-    finishers=2,
+    269, 1, 299, 250, 4, 0, 0, 264, 2, 0, 0, (64, 64), 1, 320, whole_tiles=True, finishers=2,
     tiles=replace(PREFILL_TILES, load_item=529, around_parts=670),
-)
+)  # fmt: skip
 _PARTIAL_BYTES = 4
 #: Rows of an accumulator that a warp has.
 _WARP_ROWS = 16
