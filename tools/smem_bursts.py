@@ -138,7 +138,7 @@ def main() -> None:
     with Path(sys.argv[1]).open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(
-            ("gpu", "kind", "pattern", "mma_warpgroups", "stream_warpgroups", "n", "a", "burst", "issued_cycles", "through_cycles")
+            ("gpu", "driver", "clock_mhz", "kind", "pattern", "mma_warpgroups", "stream_warpgroups", "n", "a", "burst", "issued_cycles", "through_cycles")
         )  # fmt: skip
         for case, code in zip(todo, codes, strict=True):
             gpu.kernel(case, code)
@@ -148,7 +148,7 @@ def main() -> None:
             found, _ = gpu.records(case, launch, 2 * LOG)
             issued, through = found[0, 4 * case.mma :, 5:7].mean(axis=0) / ROUNDS
             writer.writerow(
-                (gpu.identity.name, case.kind, case.pattern, case.mma, case.streams, case.n, case.home, case.burst,
+                (gpu.identity.name, gpu.identity.driver, f"{gpu.identity.clock_mhz:g}", case.kind, case.pattern, case.mma, case.streams, case.n, case.home, case.burst,
                  f"{issued:.1f}", f"{through:.1f}")
             )  # fmt: skip
             file.flush()

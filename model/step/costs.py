@@ -23,8 +23,7 @@ class TileCounts:
     item, beside its loops, and of the loops; a number, and one for each column of V."""
 
     item: tuple[float, float]
-    #: Of these until the load warp's first copy; the loops over blocks at the diagonal, at a window's left edge and over whole ones.
-    before: int
+    #: Of the loops over blocks at the diagonal, at a window's left edge and over whole ones.
     diagonal: tuple[float, float]
     left: tuple[float, float]
     whole: tuple[float, float]
@@ -115,12 +114,11 @@ LATENT_RUNS = replace(LATENT, plan=600, set_up=248, lookups=3, beside=1696, agai
 #: and 1490 instructions an item; 414, 477 and 640 in the loop at the diagonal, 330, 361 and 466 at a window's left edge, 186, 217 and 320 in
 #: that over whole blocks; a load warp's 364 an item, 85, 105 and 129 for 16 rows of 128, 192 and 256 columns, 269 to 393 a block of 16 to 32
 #: boxes), and where keys are parted 670 more of a warpgroup and 529 of the load warp.
-PREFILL_TILES = TileCounts((750.0, 2.9), 289, (330.0, 1.2), (285.0, 0.7), (150.0, 0.67), 364, 42, 22, 145, 8)
+PREFILL_TILES = TileCounts((750.0, 2.9), (330.0, 1.2), (285.0, 0.7), (150.0, 0.67), 364, 42, 22, 145, 8)
 PREFILL = replace(COPY_ENGINE, tiles=PREFILL_TILES)
-#: Of the kernel that prefills, where keys are parted: what it does with a part, a block's end included (`hopper_prefill_d128.py`); 289
-#: instructions of each warpgroup beside the load warp's.
+#: Of the kernel that prefills, where keys are parted: what it does with a part, a block's end included (`hopper_prefill_d128.py`).
 PARTED = Counts(
-    269, 1, 299, 250, 4, 0, 0, 264, 2, 0, 0, (64, 64), 1, 320, whole_tiles=True, finishers=2,
+    269, 1, 299, 250, 4, 0, 0, 264, 2, 0, 0, (64, 64), 1, 320, whole_tiles=True,
     tiles=replace(PREFILL_TILES, load_item=529, around_parts=670),
 )  # fmt: skip
 _PARTIAL_BYTES = 4
@@ -135,6 +133,11 @@ _COUNT_TRIPS = 4.0
 def _of_warps(rows: int) -> int:
     """Rows of the warps that have some of ``rows``."""
     return -(-rows // _WARP_ROWS) * _WARP_ROWS
+
+
+def of_warpgroups(counts: Counts, count: int) -> Counts:
+    """Of a kernel that prefills with so many warpgroups, each of which runs 289 instructions beside the load warp's first."""
+    return replace(counts, finishers=count, beside=289 * count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +182,7 @@ class Around:
         lengths = self.machine["hbm.latency_cycles" if cold else "l2.latency_cycles"]
         again = self.counts.lookups * self.machine["l2.latency_cycles"]
         c = self.counts
-        others = c.beside if c.tiles is None else c.tiles.before * c.finishers
-        beside = others * far_cycles(self.machine) if cold else 0.0
+        beside = c.beside * far_cycles(self.machine) if cold else 0.0
         return self.instructions(c.begin + c.plan, c.plan_barriers, cold) + beside + lengths + again
 
     def set_up(self, page: int, cold: bool) -> float:
@@ -235,8 +237,9 @@ class Around:
             return 0.0
         t = c.tiles
         parts = ((1.0, t.item), (1.0, t.whole), (diagonal, t.diagonal), (float(left), t.left))
-        count = sum(share * (number + each * head_dim_v) for share, (number, each) in parts) - t.before + t.around_parts
-        return count * far_cycles(m) * c.finishers - self.part(head_dim_v) - t.around_parts * self.near()
+        count = sum(share * (number + each * head_dim_v) for share, (number, each) in parts) + t.around_parts
+        fetched = count * c.finishers - c.beside
+        return fetched * far_cycles(m) - self.part(head_dim_v) - t.around_parts * self.near()
 
     def load_tile(self, page: int, head_dim_qk: int) -> float:
         """From the load warp's last copy for a tile until the first block and Q of its next one are there: the next tile is asked for, its
@@ -288,8 +291,7 @@ class Around:
             # Half of what it has leaves under the next part's first scores, and L2 adds it to what waits.
             return self.left(head_dim_v, _of_warps(rows)) / 2.0 + self.adding()
         merged = c.merge_step / m["issue.warp_inst_per_clk"] * 4 + c.merge_step_barriers * barrier_cycles(m)
-        if c.tiles is not None:  # a part runs through most of an item's code
-            merged += self.part(head_dim_v)
+        merged += self.part(head_dim_v)  # it runs through most of an item's code
         if kept:
             return merged
         # What is left is on its way while the next part's first blocks are multiplied.

@@ -40,6 +40,7 @@ from tilecast.model.step.costs import (
     POINTERS,
     PREFILL,
     Counts,
+    of_warpgroups,
 )
 
 #: Variants that a step is forecast with.
@@ -339,7 +340,7 @@ def _prefill(v: HopperPrefillVariant, heads: Workload) -> Dealing:
         1,
         4,
         True,
-        replace(PREFILL, finishers=v.warpgroups),
+        of_warpgroups(PREFILL, v.warpgroups),
         parting=parting,
         beside=True,
         follows=not few,
@@ -369,7 +370,7 @@ def _prefill_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
     alike = 3 * -(-total // sms) * most <= 4 * -(-total * most // sms)
     # A program that takes in one part after the other merges between them; a merge of others' parts keeps it from its next item.
     found = replace(
-        dealt, merges_beside=False, counts=replace(PARTED, finishers=dealt.counts.finishers), places=total * most
+        dealt, merges_beside=False, counts=of_warpgroups(PARTED, dealt.counts.finishers), places=total * most
     )
     if not (alike or total * most > parting.room):
         return found
