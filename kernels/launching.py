@@ -105,11 +105,11 @@ def _plan(module: Any, tensors: tuple[Any, ...], window_left: int, window_right:
 def backward_launcher(module: Any) -> Callable[..., None]:
     """``launch`` of a generated backward pass, which remembers what it works out for a shape.
 
-    ``module`` is the file as a module: its ``plan``, its ``OPTIONS``, what it rounds lengths up to, its ``workspaces``
-    where it needs more than terms, and ``PIECES`` where terms are pieces that products add.  The result has the signature, the
+    ``module`` is the file as a module: its ``plan``, its ``OPTIONS``, what it rounds lengths up to, its ``workspaces`` beside
+    terms, and ``PIECES`` where terms are pieces that products add.  The result has the signature, the
     shapes and the refusals of the file's ``launch``; ``deterministic`` does nothing where every run has the same bits anyway.
     """
-    workspaces = getattr(module, "workspaces", _nothing_more)
+    workspaces = module.workspaces
     any_order = hasattr(module, "ANY_ORDER_ABREAST")
     find = _remembered(module, _backward_steps)
 
@@ -120,7 +120,8 @@ def backward_launcher(module: Any) -> Callable[..., None]:
         scales = _in_base_2(scale), scale
         if terms is None:
             terms = lse.new_empty(terms_shape(module, q))
-        tensors = (q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *workspaces(terms))
+        more = workspaces(q, k, v, terms, window_left, window_right)
+        tensors = (q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *more)
         steps = find(tensors, window_left, window_right, *([deterministic] if any_order else ()))
         for start in steps:
             start(*tensors, *scales)
@@ -137,12 +138,13 @@ def backward_launcher(module: Any) -> Callable[..., None]:
         scales = _in_base_2(scale), scale
         shape = terms_shape(module, q)
         terms = lse.new_empty(shape)
-        tensors = q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *workspaces(terms)
+        more = workspaces(q, k, v, terms, window_left, window_right)
+        tensors = (q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *more)
         steps = find(tensors, window_left, window_right, *([deterministic] if any_order else ()))
 
         def again(*tensors: Any) -> None:
             terms = tensors[4].new_empty(shape)
-            more = workspaces(terms)
+            more = workspaces(*tensors[:3], terms, window_left, window_right)
             for start in steps:
                 start(*tensors, terms, *more, *scales)
 
@@ -163,11 +165,6 @@ def terms_shape(module: Any, q: Any) -> tuple[int, ...]:
 def _pieces(module: Any) -> int:
     """bf16 numbers of a row's terms in a generated backward pass whose products add them; 0 where terms are float32."""
     return module.PIECES.value if hasattr(module, "PIECES") else 0
-
-
-def _nothing_more(terms: Any) -> tuple[Any, ...]:
-    """Workspaces of a backward pass that needs only ``terms``."""
-    return ()
 
 
 def _backward_steps(module: Any, tensors: tuple[Any, ...], *asked: Any) -> list[Any]:

@@ -9,8 +9,9 @@ import textwrap
 from dataclasses import dataclass
 
 from tilecast.codegen.gluon import in_lines
-from tilecast.codegen.host import SMS_STATEMENT, Host
+from tilecast.codegen.host import Host
 from tilecast.codegen.masks import keys_seen_and_masked
+from tilecast.codegen.part_sums import PartSums
 from tilecast.codegen.pieces import Piece, pieces
 from tilecast.codegen.render import BEST_ALLOCATION
 from tilecast.codegen.row_terms import FOR_ROWS, RowTerms, strides
@@ -30,14 +31,14 @@ _BOXES = (
     ("k", "TILE_N"),
     ("v", "TILE_N"),
     ("sums", "SUM_ROWS"),
-    ("dk", "KEYS"),
-    ("dv", "KEYS"),
+    ("made_dk", "KEYS"),
+    ("made_dv", "KEYS"),
 )
-_SIZES = ("seqlen_q", "seqlen_k", "heads_q", "group", "key_blocks", "heads", "padded", "in_order")
+_SIZES = ("seqlen_q", "seqlen_k", "heads_q", "group", "part", "key_blocks", "heads", "padded", "in_order")
 
 
 @dataclass(frozen=True, slots=True)
-class HopperBackward(RowTerms):
+class HopperBackward(RowTerms, PartSums):
     """Everything `TEMPLATE` reads except the header, as ``k``."""
 
     title: str
@@ -195,7 +196,7 @@ class HopperBackward(RowTerms):
     @property
     def signature(self) -> str:
         """The head of the kernel of the products."""
-        tensors = [tensor.replace("terms", "pieces") for tensor, _ in _BOXES]
+        tensors = [tensor.replace("terms", "pieces").removeprefix("made_") for tensor, _ in _BOXES]
         names = [*(f"{tensor}_desc" for tensor in tensors), *self.sizes.split()]
         return in_lines(", ".join(names), "def gradients(", "):")
 
@@ -215,6 +216,33 @@ class HopperBackward(RowTerms):
         """The head of the kernel that rounds dQ."""
         names = ("sums_ptr", "dq_ptr", "counters_ptr", *strides(("dq",)), "heads_q", "seqlen_q", "padded")
         return in_lines(", ".join((*names, "scale_log2", "scale")), "def round_dq(", "):")
+
+    @property
+    def key_rows(self) -> str:
+        """The constant of the keys of a program."""
+        return "TILE_N"
+
+    @property
+    def once_rows(self) -> int:
+        """Query rows that take as long as what a program does once."""
+        return fa3_backward.ONCE_ROWS
+
+    @property
+    def workspaces_text(self) -> str:
+        """What launches need beside terms and sums of parts, for a docstring."""
+        return (
+            f"sums of dQ, 4 bytes to each block of queries to count in, and 4 more{', D' if self.loaded_terms else ''}"
+        )
+
+    @property
+    def workspaces_statements(self) -> tuple[str, ...]:
+        """Statements that return what launches need beside terms."""
+        return (
+            "padded = terms.shape[2]",
+            "sums = terms.new_empty((batch, heads_q, padded // TILE_M.value * SUM_ROWS.value, SUM_COLUMNS.value))",
+            "counters = terms.new_empty((batch * heads_q * (padded // TILE_M.value) + 1,))",
+            f"return dk_parts, dv_parts, sums, counters{', terms.new_empty((batch, heads_q, padded))' if self.loaded_terms else ''}",
+        )
 
     @property
     def host(self) -> Host:
@@ -238,16 +266,16 @@ class HopperBackward(RowTerms):
             "    layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(x.dtype)])",
             "    boxes.append(TensorDescriptor.from_tensor(x, block, layout))",
             *(line.replace("terms,", row_tensors) for line in FOR_ROWS),
-            "key_blocks, heads = triton.cdiv(seqlen_k, TILE_N.value), batch * heads_kv",
-            "sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, key_blocks, heads, padded, int(deterministic))",
+            "key_blocks, heads = triton.cdiv(seqlen_k, TILE_N.value), batch * sum_heads",
+            "sizes = (seqlen_q, seqlen_k, heads_q, group, part, key_blocks, heads, padded, int(deterministic))",
             "row_blocks = padded // ROWS.value * batch * heads_q",
             "dq_blocks = padded // TILE_M.value * batch * heads_q",
             "for_dq = (sums, dq, counters, *(n // 8 for n in dq.stride()[:3]), heads_q, seqlen_q, padded)",
-            SMS_STATEMENT,
             "return (",
             "    (row_terms, (row_blocks, 1, 1), for_rows),",
-            f"    (gradients, (min(key_blocks * heads, sms), 1, 1), (*boxes, {', '.join(self._pointers)}, *sizes)),",
+            f"    (gradients, (min(key_blocks * heads, multiprocessors(q.device.index)), 1, 1), (*boxes, {', '.join(self._pointers)}, *sizes)),",
             "    (round_dq, (dq_blocks, 1, 1), for_dq),",
+            "    *last,",
             ")",
         )
 

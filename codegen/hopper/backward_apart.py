@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tilecast.codegen.gluon import in_lines
 from tilecast.codegen.host import Host
 from tilecast.codegen.masks import keys_seen_and_masked
+from tilecast.codegen.part_sums import PartSums
 from tilecast.codegen.pieces import Piece, pieces
 from tilecast.codegen.row_terms import FOR_ROWS, RowTerms
 from tilecast.model.kernel.variants import fa3_backward_apart as family
@@ -20,11 +21,11 @@ from tilecast.model.kernel.workload import Workload
 TEMPLATE = "hopper_backward_apart.py.j2"
 #: Registers a thread of the roles that only move data.
 _MOVERS = 24
-_SIZES = ("seqlen_q", "seqlen_k", "heads_q", "group", "key_blocks", "query_blocks", "heads", "padded")
+_SIZES = ("seqlen_q", "seqlen_k", "heads_q", "group", "part", "key_blocks", "query_blocks", "heads", "padded")
 
 
 @dataclass(frozen=True, slots=True)
-class HopperBackwardApart(RowTerms):
+class HopperBackwardApart(RowTerms, PartSums):
     """Everything `TEMPLATE` reads except the header, as ``k``."""
 
     title: str
@@ -61,6 +62,16 @@ class HopperBackwardApart(RowTerms):
         return in_lines(", ".join(self.sizes.split()), "problem = Problem(", ")", 116)
 
     @property
+    def key_rows(self) -> str:
+        """The constant of the keys of a program."""
+        return "TILE"
+
+    @property
+    def once_rows(self) -> int:
+        """Query rows that take as long as what a program does once."""
+        return family.ONCE_ROWS
+
+    @property
     def host(self) -> Host:
         """What windows the host takes."""
         return Host(self.mask, self.head_dim_qk, self.head_dim_v, (), "")
@@ -84,15 +95,16 @@ class HopperBackwardApart(RowTerms):
         return (
             f"block = [1, 1, TILE.value, {self.head_dim_qk}]",
             "layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(q.dtype)])",
-            "boxes = [TensorDescriptor.from_tensor(x, block, layout) for x in (q, dout, k, v, dk, dv, dq)]",
+            "boxes = [TensorDescriptor.from_tensor(x, block, layout) for x in (q, dout, k, v, made_dk, made_dv, dq)]",
             *FOR_ROWS,
             "query_blocks, key_blocks = triton.cdiv(seqlen_q, 2 * TILE.value), triton.cdiv(seqlen_k, TILE.value)",
             "heads = batch * heads_q",
-            "sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, key_blocks, query_blocks, heads, padded)",
+            "sizes = (seqlen_q, seqlen_k, heads_q, group, part, key_blocks, query_blocks, heads, padded)",
             "return (",
             "    (row_terms, (padded // ROWS.value * heads, 1, 1), for_rows),",
-            "    (key_gradients, (key_blocks * batch * heads_kv, 1, 1), (*boxes[:6], terms, *sizes)),",
+            "    (key_gradients, (key_blocks * batch * sum_heads, 1, 1), (*boxes[:6], terms, *sizes)),",
             "    (query_gradients, (query_blocks * heads, 1, 1), (*boxes[:4], boxes[6], terms, *sizes)),",
+            "    *last,",
             ")",
         )
 

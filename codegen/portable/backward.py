@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from tilecast.codegen.gluon import in_lines
 from tilecast.codegen.host import WINDOW_STATEMENTS, Host, box_loops
 from tilecast.codegen.masks import keys_seen_and_masked
+from tilecast.codegen.part_sums import PartSums
 from tilecast.codegen.pieces import Piece, pieces
 from tilecast.codegen.row_terms import FOR_ROWS, STRIDE, RowTerms, strides
 from tilecast.model.kernel.header import dims_text
+from tilecast.model.kernel.variants import fa2_backward
 from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
 from tilecast.model.kernel.workload import Workload
 
@@ -34,7 +36,7 @@ _QUERY_SIDE = {
     "causal": ("last_key", "keys <= last_key[:, None]"),
     "window": ("first_key, last_key", "(keys >= first_key[:, None]) & (keys <= last_key[:, None])"),
 }
-_SIZES = ("heads_q", "group", "seqlen_q", "seqlen_k", "padded")
+_SIZES = ("heads_q", "group", "part", "seqlen_q", "seqlen_k", "padded")
 #: Tensors of the kernel of dQ: those of which tiles move, and those of which one tile stays or is written.
 _QUERY_TENSORS = (("k", "v"), ("q", "dout", "dq"))
 
@@ -70,7 +72,7 @@ _APART = (
 
 
 @dataclass(frozen=True, slots=True)
-class TritonBackward(RowTerms):
+class TritonBackward(RowTerms, PartSums):
     """Everything `TEMPLATE` reads except the header, as ``k``."""
 
     title: str
@@ -221,14 +223,14 @@ class TritonBackward(RowTerms):
         loads = [line for tensor in kernel.stays for line in self._stays(tensor, "seqlen_k - key", "DKV_TILE_N")]
         return (*loads, f"kv = ({self.kv_names(kernel)})")
 
-    def key_places(self, kernel: KeyKernel) -> tuple[str, ...]:
+    def key_places(self, tensors: tuple[str, ...], head: str = "head_kv") -> tuple[str, ...]:
         """Statements that find the rows of a program of keys."""
-        rows = (("batch", "b"), ("head_kv", "h"), ("key", "s"))
+        rows = (("batch", "b"), (head, "h"), ("key", "s"))
         return tuple(
             f"{x}_ptr += ("
             + " + ".join(f"{place}.to(tl.int64) * stride_{STRIDE[x]}{axis}" for place, axis in rows)
             + ") * 8"
-            for x in kernel.tensors[1]
+            for x in tensors
         )
 
     @property
@@ -363,6 +365,16 @@ class TritonBackward(RowTerms):
         return self._signature("query_gradients", *_QUERY_TENSORS)
 
     @property
+    def key_rows(self) -> str:
+        """The constant of the keys of a program."""
+        return "DKV_TILE_N"
+
+    @property
+    def once_rows(self) -> int:
+        """Query rows that take as long as what a program does once."""
+        return fa2_backward.ONCE_ROWS
+
+    @property
     def host(self) -> Host:
         """What windows the host takes."""
         return Host(self.mask, self.head_dim_qk, self.head_dim_v, (), "")
@@ -377,7 +389,7 @@ class TritonBackward(RowTerms):
     def host_statements(self) -> tuple[str, ...]:
         """Statements that return the launches of a call."""
         lines = list(WINDOW_STATEMENTS) if self.mask == "window" else []
-        sizes = "heads_q, heads_q // heads_kv, seqlen_q, seqlen_k, padded"
+        sizes = "heads_q, group, part, seqlen_q, seqlen_k, padded"
         lines += [f"sizes = ({', '.join([sizes, *self._window])})"]
         if self.queries_described:
             lines += self._boxes("of_queries", ("q", "dout"), "DKV_TILE_M")
@@ -388,15 +400,15 @@ class TritonBackward(RowTerms):
         blocks = "triton.cdiv(seqlen_k, DKV_TILE_N.value) * batch * heads_kv"
         for kernel in self.key_kernels:
             lines.append(self._arguments(f"for_{kernel.name}", "of_queries", *kernel.tensors))
-            launches.append(f"    ({kernel.name}, ({blocks}, 1, 1), for_{kernel.name}),")
+            launches.append(f"    ({kernel.name}, ({blocks}, sum_heads // heads_kv, 1), for_{kernel.name}),")
         lines.append(self._arguments("for_queries", "of_keys", *_QUERY_TENSORS))
         blocks = "triton.cdiv(seqlen_q, DQ_TILE_M.value) * batch * heads_q"
         launches.append(f"    (query_gradients, ({blocks}, 1, 1), for_queries),")
-        return (*lines, "return (", *launches, ")")
+        return (*lines, "return (", *launches, "    *last,", ")")
 
     def _arguments(self, name: str, boxes: str, moving: tuple[str, ...], staying: tuple[str, ...]) -> str:
         """The statement that collects a kernel's arguments but the scales."""
-        given = ", ".join(self._tensors(moving, staying)[1])
+        given = ", ".join(f"made_{x}" if x in ("dk", "dv") else x for x in self._tensors(moving, staying)[1])
         head = f"*{boxes}, " if self._described_where_it_moves(moving[0]) else ""
         return f"{name} = ({head}{given}, terms, *(n // 8 for x in ({given}) for n in x.stride()[:3]), *sizes)"
 

@@ -16,6 +16,7 @@ TILECAST = {
 }  # fmt: skip
 
 from collections import namedtuple
+from functools import lru_cache
 
 import triton
 import triton.language as tl
@@ -71,6 +72,7 @@ OPTIONS = (  # of the kernels, in the order of their launches; level 2 of the re
     {"num_warps": 4, "enable_fp_fusion": True},
     {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True, "ptx_options": "--regAllocOptLevel=4"},
     {"num_warps": 4, "enable_fp_fusion": True},
+    {"num_warps": 4, "enable_fp_fusion": True},
 )
 
 
@@ -96,7 +98,7 @@ def barriers(made, FIRST: gl.constexpr, SLOTS: gl.constexpr, ARRIVALS: gl.conste
 # One launch, and what of it lies in shared memory: tiles; barriers that tell that tiles of a step are there or may be
 # overwritten.
 Problem = namedtuple(
-    "Problem", "deltas counters seqlen_q seqlen_k heads_q group key_blocks heads padded in_order scale_log2 scale"
+    "Problem", "deltas counters seqlen_q seqlen_k heads_q group part key_blocks heads padded in_order scale_log2 scale"
 )
 Shared = namedtuple("Shared", "q dout k v ds dq pieces dealt deltas barriers")
 
@@ -104,7 +106,7 @@ Shared = namedtuple("Shared", "q dout k v ds dq pieces dealt deltas barriers")
 # -- work --------------------------------------------------------------------------------------------------------------
 @gluon.jit
 def work_item(problem, item):
-    """(batch, key/value head, block of keys) of an item.
+    """(batch, head of dK and dV, block of keys) of an item: a key/value head has one for each part of its query heads.
 
     Blocks of a head are dealt in their order, so an item only ever waits for items that were dealt before it.
     Some heads take turns: the fewer programs of one head run together, the less they wait at its first block of dQ. Where sums
@@ -117,8 +119,22 @@ def work_item(problem, item):
     abreast = gl.minimum(most, problem.heads - first_head)
     place = item - first_head * key_blocks
     head = first_head + place % abreast
-    heads_kv = problem.heads_q // problem.group
-    return head // heads_kv, head % heads_kv, place // abreast
+    sums = problem.heads_q // problem.group * parts_of(problem)
+    return head // sums, head % sums, place // abreast
+
+
+@gluon.jit
+def parts_of(problem):
+    """Parts of the query heads that share a key/value head, each for a program."""
+    return gl.cdiv(problem.group, problem.part)
+
+
+@gluon.jit
+def query_heads(problem, sum_head):
+    """The first query head whose sums are in a head of dK and dV, and how many are."""
+    parts = parts_of(problem)
+    before = sum_head % parts * problem.part
+    return sum_head // parts * problem.group + before, gl.minimum(problem.part, problem.group - before)
 
 
 @gluon.jit
@@ -145,7 +161,8 @@ def hide_keys(problem, p, key, row):
 def deal(shared, problem, i):
     """The next item that no program has, told to the other roles as this program's number ``i`` after its first."""
     slot = i % DEALT
-    blocks = problem.heads * problem.group * (problem.padded // TILE_M)
+    batches = problem.heads // (problem.heads_q // problem.group * parts_of(problem))
+    blocks = batches * problem.heads_q * (problem.padded // TILE_M)
     # A float32, as everything in its tensor: exact up to 2^24 items, whose K and V no GPU can hold.
     item = gl.num_programs(0) + gl.atomic_add(problem.counters + blocks, 1.0, sem="relaxed").to(gl.int32)
     mbarrier.wait(shared.barriers.index(DEALT_EMPTY + slot), i // DEALT & 1 ^ 1)
@@ -183,11 +200,13 @@ def load_role(pieces_desc, q_desc, dout_desc, k_desc, v_desc, shared, problem):
     i = 0
     n = 0
     while item < items:
-        batch, head_kv, block = work_item(problem, item)
+        batch, sum_head, block = work_item(problem, item)
+        head_kv = sum_head // parts_of(problem)
+        first_head, heads = query_heads(problem, sum_head)
         first, _, end = query_blocks(problem, block)
         key = block * TILE_N
         load_kv(k_desc, v_desc, shared, i, batch, head_kv, key)
-        for head in range(head_kv * problem.group, head_kv * problem.group + problem.group):
+        for head in range(first_head, first_head + heads):
             deltas = problem.deltas + (batch * problem.heads_q + head).to(gl.int64) * problem.padded
             for step in range(end - first):
                 row = (end - 1 - step) * TILE_M
@@ -281,12 +300,13 @@ def add_role(w: gl.constexpr, sums_desc, dk_desc, dv_desc, shared, problem):
     i = 0
     n = 0
     while item < items:
-        batch, head_kv, block = work_item(problem, item)
+        batch, sum_head, block = work_item(problem, item)
+        first_head, heads = query_heads(problem, sum_head)
         in_order = own_copy(problem.in_order) != 0
         turn = gl.where(in_order, block, gl.minimum(block, 1))
         first, _, end = query_blocks(problem, block)
         n += 1
-        for head in range(head_kv * problem.group, head_kv * problem.group + problem.group):
+        for head in range(first_head, first_head + heads):
             counters = problem.counters + (batch * problem.heads_q + head).to(gl.int64) * (problem.padded // TILE_M)
             for step in range(end - first):
                 m = end - 1 - step
@@ -304,10 +324,10 @@ def add_role(w: gl.constexpr, sums_desc, dk_desc, dv_desc, shared, problem):
                         pass_turn(counters + m)
                 n += 1
         if n % ADDERS == w:
-            store_sums(dv_desc, shared, n, batch, head_kv, block)
+            store_sums(dv_desc, shared, n, batch, sum_head, block)
         n += 1
         if n % ADDERS == w:
-            store_sums(dk_desc, shared, n, batch, head_kv, block)
+            store_sums(dk_desc, shared, n, batch, sum_head, block)
         item = next_item(shared, i, 1)
         i += 1
 
@@ -462,13 +482,14 @@ def product_role(g: gl.constexpr, dk_desc, dv_desc, shared, problem):
     i = 0
     n = 0
     while item < items:
-        _, _, block = work_item(problem, item)
+        _, sum_head, block = work_item(problem, item)
+        _, heads = query_heads(problem, sum_head)
         first, whole, end = query_blocks(problem, block)
         key = block * TILE_N + g * KEYS
         dk = gl.zeros([KEYS, HEAD_DIM], gl.float32, layout=accumulator(HEAD_DIM))
         dv = gl.zeros([KEYS, HEAD_DIM], gl.float32, layout=accumulator(HEAD_DIM))
         m = end - 1
-        steps = problem.group * (end - first)
+        steps = heads * (end - first)
         gl.assume(steps > 0)
         # One loop: with one each for masked and whole blocks, sums would change registers in between, and the compiler spills.
         mbarrier.wait(shared.barriers.index(KV_FULL), i & 1)
@@ -553,11 +574,11 @@ def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, deltas_ptr, count
         tl.store(counters_ptr + tl.num_programs(0) // (TILE_M // ROWS), 0.0)
 
 
-@gluon.jit(do_not_specialize=range(10, 18))
+@gluon.jit(do_not_specialize=range(10, 19))
 def gradients(pieces_desc, q_desc, dout_desc, k_desc, v_desc, sums_desc, dk_desc, dv_desc, deltas, counters, seqlen_q,
-              seqlen_k, heads_q, group, key_blocks, heads, padded, in_order, scale_log2, scale):  # fmt: skip
+              seqlen_k, heads_q, group, part, key_blocks, heads, padded, in_order, scale_log2, scale):  # fmt: skip
     """Allocate, set up the barriers, and start the roles: dK and dV of TILE_N keys, and what they add to dQ."""
-    problem = Problem(deltas, counters, seqlen_q, seqlen_k, heads_q, group, key_blocks, heads, padded, in_order,
+    problem = Problem(deltas, counters, seqlen_q, seqlen_k, heads_q, group, part, key_blocks, heads, padded, in_order,
                   scale_log2, scale)  # fmt: skip
     dtype: gl.constexpr = q_desc.dtype
     q = gl.allocate_shared_memory(dtype, [STAGES] + q_desc.block_type.shape, q_desc.layout)
@@ -592,6 +613,35 @@ def gradients(pieces_desc, q_desc, dout_desc, k_desc, v_desc, sums_desc, dk_desc
     ], [4, 1, 1, 1], [240, 24, 24, 24])  # fmt: skip
 
 
+@triton.jit
+def add_up(parts_ptr, part_rows, parts, out_ptr, stride, valid, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """ROWS x COLUMNS of dK or dV: what ``parts``, each ``part_rows`` rows of WIDTH after the one before, add up to, in that order."""
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for part in range(parts):
+        part_ptr = parts_ptr + tl.cast(part, tl.int64) * part_rows * WIDTH
+        total += load_rows(part_ptr, WIDTH // 8, valid, ROWS, COLUMNS, True).to(tl.float32)
+    rows = tl.arange(0, ROWS)[:, None]
+    pointers = out_ptr + rows * (stride * 8) + tl.arange(0, COLUMNS)[None, :]
+    tl.store(pointers, total.to(out_ptr.dtype.element_ty), mask=rows < valid)
+
+
+@triton.jit(do_not_specialize=range(4, 13))
+def sum_parts(dk_parts_ptr, dv_parts_ptr, dk_ptr, dv_ptr, stride_dkb, stride_dkh, stride_dks, stride_dvb, stride_dvh,
+              stride_dvs, heads_kv, seqlen_k, parts, scale_log2, scale):  # fmt: skip
+    """dK and dV of ROWS keys of a head, from those of the parts of its query heads."""
+    blocks = tl.cdiv(seqlen_k, ROWS)
+    batch_head = (tl.program_id(0) // blocks).to(tl.int64)
+    row = tl.program_id(0) % blocks * ROWS
+    batch, head, valid = batch_head // heads_kv, batch_head % heads_kv, seqlen_k - row
+    first_row = batch_head * parts * seqlen_k + row
+    dk_ptr += (batch * stride_dkb + head * stride_dkh + row.to(tl.int64) * stride_dks) * 8
+    dv_ptr += (batch * stride_dvb + head * stride_dvh + row.to(tl.int64) * stride_dvs) * 8
+    dk_parts_ptr += first_row * 128
+    dv_parts_ptr += first_row * 128
+    add_up(dk_parts_ptr, seqlen_k, parts, dk_ptr, stride_dks, valid, 128, 128)
+    add_up(dv_parts_ptr, seqlen_k, parts, dv_ptr, stride_dvs, valid, 128, 128)
+
+
 @triton.jit(do_not_specialize=range(3, 9))
 def round_dq(sums_ptr, dq_ptr, counters_ptr, stride_dqb, stride_dqh, stride_dqs, heads_q, seqlen_q, padded, scale_log2,
              scale):  # fmt: skip
@@ -613,19 +663,54 @@ def round_dq(sums_ptr, dq_ptr, counters_ptr, stride_dqb, stride_dqh, stride_dqs,
     tl.store(dq_ptr + rows * (stride_dqs * 8) + tl.arange(0, HEAD_DIM)[None, :], dq, mask=row + rows < seqlen_q)
 
 
-def workspaces(terms):
-    """What launches need beside terms, (batch, heads_q, rows, 8): sums of dQ, 4 bytes to each block of queries to count in, and 4 more, D."""
-    batch, heads_q, padded, _ = terms.shape
+@lru_cache(maxsize=256)
+def query_head_parts(
+    group: int, heads_kv: int, seqlen_q: int, seqlen_k: int, left: int, right: int, block: int, once: int, sms: int
+) -> int:
+    """Parts of `group` query heads: as many as one sequence needs for its programs, of `block` keys, to fill the SMs.
+
+    Not of the batch, on which no sequence's dK and dV may depend: in one that fills the SMs anyway parts only cost, so not more than
+    a few percent.  `left` and `right`: keys beside the diagonal that a query sees, -1: no limit; `once`: query rows that take as long
+    as what each more program does once.
+    """
+    rows = min(seqlen_q, seqlen_k) if right >= 0 else seqlen_q  # that a block sees at most, and in the mean
+    mean = rows - rows * rows / (2 * seqlen_k) if right >= 0 else rows
+    if left >= 0:
+        rows = mean = min(rows, left + max(right, 0) + block)
+    programs = heads_kv * -(-seqlen_k // block)
+
+    def alone(heads: int) -> float:
+        return max(heads * rows + once, programs * (group * mean + -(-group // heads) * once) / sms)
+
+    found = [n for n in range(1, group + 1) if (-(-group // n) - 1) * once <= 0.06 * group * mean]
+    best = min(found, key=alone, default=group)
+    return -(-group // best) if alone(best) < 0.95 * alone(group) else 1
+
+
+@lru_cache(maxsize=16)
+def multiprocessors(device):
+    """SMs of a GPU."""
+    return triton.runtime.driver.active.utils.get_device_properties(device)["multiprocessor_count"]
+
+
+def workspaces(q, k, v, terms, window_left, window_right):
+    """What launches need beside terms.
+
+    dK and dV of parts of the query heads that share a key/value head, None where a program takes them all; sums of dQ, 4 bytes to each block of queries to count in, and 4 more, D.
+    """
+    (batch, heads_q, seqlen_q, _), (_, heads_kv, seqlen_k, _), parts = q.shape, k.shape, 1
+    if q.device.type == "cuda" and q.numel() and k.numel():
+        parts = query_head_parts(heads_q // heads_kv, heads_kv, seqlen_q, seqlen_k, -1, -1, TILE_N.value, 64,
+                         multiprocessors(q.device.index))  # fmt: skip
+    dk_parts, dv_parts = (x.new_empty((batch, heads_kv * parts, *x.shape[2:])) if parts > 1 else None for x in (k, v))
+    padded = terms.shape[2]
     sums = terms.new_empty((batch, heads_q, padded // TILE_M.value * SUM_ROWS.value, SUM_COLUMNS.value))
-    return (
-        sums,
-        terms.new_empty((batch * heads_q * (padded // TILE_M.value) + 1,)),
-        terms.new_empty((batch, heads_q, padded)),
-    )
+    counters = terms.new_empty((batch * heads_q * (padded // TILE_M.value) + 1,))
+    return dk_parts, dv_parts, sums, counters, terms.new_empty((batch, heads_q, padded))
 
 
-def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, sums, counters, deltas, window_left, window_right,
-         deterministic=True):  # fmt: skip
+def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, dk_parts, dv_parts, sums, counters, deltas, window_left,
+         window_right, deterministic=True):  # fmt: skip
     """(kernel, grid, arguments but the scales) of the launches, () for empty tensors; ValueError for what they do not take."""
     if (window_left, window_right) not in ((-1, -1),):
         raise ValueError(f"window: this kernel has no window, got ({window_left}, {window_right})")
@@ -652,9 +737,17 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, sums, counters, delta
             )
     if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
         return ()
+    group, last = heads_q // heads_kv, ()
+    part, sum_heads, made_dk, made_dv = group, heads_kv, dk, dv
+    if dk_parts is not None:
+        sum_heads, made_dk, made_dv = dk_parts.shape[1], dk_parts, dv_parts
+        part = triton.cdiv(group, sum_heads // heads_kv)
+        for_sums = (dk_parts, dv_parts, dk, dv, *(n // 8 for x in (dk, dv) for n in x.stride()[:3]))
+        blocks = triton.cdiv(seqlen_k, ROWS.value) * batch * heads_kv
+        last = ((sum_parts, (blocks, 1, 1), (*for_sums, heads_kv, seqlen_k, sum_heads // heads_kv)),)
     boxes = []
-    for x, count in ((terms, TILE_M), (q, TILE_M), (dout, TILE_M), (k, TILE_N), (v, TILE_N), (sums, SUM_ROWS), (dk,
-                     KEYS), (dv, KEYS)):  # fmt: skip
+    for x, count in ((terms, TILE_M), (q, TILE_M), (dout, TILE_M), (k, TILE_N), (v, TILE_N), (sums, SUM_ROWS), (made_dk,
+                     KEYS), (made_dv, KEYS)):  # fmt: skip
         block = [1, 1, count.value, 64 if count is KEYS else x.shape[3]]
         layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(x.dtype)])
         boxes.append(TensorDescriptor.from_tensor(x, block, layout))
@@ -669,16 +762,20 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, sums, counters, delta
         *(n // 8 for x in (out, dout) for n in x.stride()[:3]),
     )
     for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q)
-    key_blocks, heads = triton.cdiv(seqlen_k, TILE_N.value), batch * heads_kv
-    sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, key_blocks, heads, padded, int(deterministic))
+    key_blocks, heads = triton.cdiv(seqlen_k, TILE_N.value), batch * sum_heads
+    sizes = (seqlen_q, seqlen_k, heads_q, group, part, key_blocks, heads, padded, int(deterministic))
     row_blocks = padded // ROWS.value * batch * heads_q
     dq_blocks = padded // TILE_M.value * batch * heads_q
     for_dq = (sums, dq, counters, *(n // 8 for n in dq.stride()[:3]), heads_q, seqlen_q, padded)
-    sms = triton.runtime.driver.active.utils.get_device_properties(q.device.index)["multiprocessor_count"]
     return (
         (row_terms, (row_blocks, 1, 1), for_rows),
-        (gradients, (min(key_blocks * heads, sms), 1, 1), (*boxes, deltas, counters, *sizes)),
+        (
+            gradients,
+            (min(key_blocks * heads, multiprocessors(q.device.index)), 1, 1),
+            (*boxes, deltas, counters, *sizes),
+        ),
         (round_dq, (dq_blocks, 1, 1), for_dq),
+        *last,
     )
 
 
@@ -697,8 +794,8 @@ def launch(q, k, v, out, lse, dout, dq, dk, dv, scale, window_left=-1, window_ri
     if terms is None:
         padded = triton.cdiv(q.shape[2], PADDED.value) * PADDED.value
         terms = lse.new_empty((*q.shape[:2], padded, PIECES.value // 2))
-    launches = plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *workspaces(terms), window_left, window_right,
-                    deterministic)  # fmt: skip
+    more = workspaces(q, k, v, terms, window_left, window_right)
+    launches = plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *more, window_left, window_right, deterministic)
     for (kernel, grid, arguments), options in zip(launches, OPTIONS):
         kernel[grid](*arguments, max(scale * LOG2E.value, 1e-37), scale, **options)  # the first scale as in the forward
     if not launches:

@@ -16,6 +16,7 @@ TILECAST = {
 }  # fmt: skip
 
 from collections import namedtuple
+from functools import lru_cache
 
 import triton
 import triton.language as tl
@@ -42,6 +43,7 @@ OPTIONS = (
     {"num_warps": 4, "enable_fp_fusion": True},
     {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True, "ptx_options": "--regAllocOptLevel=4"},
     {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True, "ptx_options": "--regAllocOptLevel=4"},
+    {"num_warps": 4, "enable_fp_fusion": True},
 )
 
 
@@ -68,7 +70,7 @@ def barriers(SLOTS: gl.constexpr, ARRIVALS: gl.constexpr):
 
 # One launch, and what of it lies in shared memory: tiles, and barriers that tell that they are there or may be overwritten.
 Problem = namedtuple(
-    "Problem", "terms seqlen_q seqlen_k heads_q group key_blocks query_blocks heads padded scale_log2 scale"
+    "Problem", "terms seqlen_q seqlen_k heads_q group part key_blocks query_blocks heads padded scale_log2 scale"
 )
 ForKeys = namedtuple(
     "ForKeys", "q dout k v p lse2 delta k_full v_full q_full q_empty dout_full dout_empty p_full p_empty"
@@ -90,10 +92,27 @@ def work_item(blocks, heads):
 
 @gluon.jit
 def key_work(problem):
-    """(batch, key/value head, block of keys) of a program of key_gradients: with a mask, those with the most queries first."""
-    heads_kv = problem.heads_q // problem.group
-    head, block = work_item(problem.key_blocks, problem.heads // problem.group)
-    return head // heads_kv, head % heads_kv, block
+    """(batch, head of dK and dV, block of keys) of a program of key_gradients: with a mask, those with the most queries first.
+
+    A key/value head has a head of dK and dV for each part of its query heads.
+    """
+    sum_heads = problem.heads_q // problem.group * parts_of(problem)
+    head, block = work_item(problem.key_blocks, problem.heads // problem.heads_q * sum_heads)
+    return head // sum_heads, head % sum_heads, block
+
+
+@gluon.jit
+def parts_of(problem):
+    """Parts of the query heads that share a key/value head, each for a program."""
+    return gl.cdiv(problem.group, problem.part)
+
+
+@gluon.jit
+def query_heads(problem, sum_head):
+    """The first query head whose sums are in a head of dK and dV, and how many are."""
+    parts = parts_of(problem)
+    before = sum_head % parts * problem.part
+    return sum_head // parts * problem.group + before, gl.minimum(problem.part, problem.group - before)
 
 
 @gluon.jit
@@ -169,13 +188,15 @@ def store_sum(desc, tile, total, batch, head, row):
 @gluon.jit
 def load_rows_role(desc, still_desc, still, still_full, full, empty, tiles, numbers, offset, problem):
     """Copies K or V once, then Q with its LSE, or dO with its D, tiles of queries from the last to the first."""
-    batch, head_kv, block = key_work(problem)
+    batch, sum_head, block = key_work(problem)
+    head_kv = sum_head // parts_of(problem)
+    first_head, heads = query_heads(problem, sum_head)
     first, _, end = tiles_of_queries(problem, block)
     mbarrier.expect(still_full, still_desc.block_type.nbytes)
     copy_tile(still_desc, [batch, head_kv, block * TILE, 0], still_full, still)
     rows = gl.arange(0, TILE, layout=gl.BlockedLayout([TILE // 32], [32], [1], [0]))
     n = 0
-    for head in range(head_kv * problem.group, head_kv * problem.group + problem.group):
+    for head in range(first_head, first_head + heads):
         terms = problem.terms + ((batch * problem.heads_q + head).to(gl.int64) * 2 + offset) * problem.padded
         for step in range(end - first):
             row = (end - 1 - step) * TILE
@@ -218,10 +239,11 @@ def next_weights(problem, shared, s, BEHIND: gl.constexpr, n, block, m, whole):
 @gluon.jit
 def value_role(dv_desc, shared, problem):
     """dV of TILE keys: S^T = K Q^T of a step runs beside dV += P^T dO of the step before, and exponentials under the latter."""
-    batch, head_kv, block = key_work(problem)
+    batch, sum_head, block = key_work(problem)
+    _, heads = query_heads(problem, sum_head)
     first, whole, end = tiles_of_queries(problem, block)
     dv = gl.zeros([TILE, HEAD_DIM], gl.float32, layout=accumulator(HEAD_DIM))
-    steps = problem.group * (end - first)
+    steps = heads * (end - first)
     gl.assume(steps > 0)
     m = end - 1
     k = matrix(shared.k)
@@ -242,7 +264,7 @@ def value_role(dv_desc, shared, problem):
     mbarrier.wait(shared.dout_full.index(last % STAGES), last // STAGES & 1)
     dv = issue_sum(p, matrix(shared.dout.index(last % STAGES)), dv)
     dv = warpgroup_mma_wait(0, deps=[dv])
-    store_sum(dv_desc, shared.k, dv, batch, head_kv, block * TILE)
+    store_sum(dv_desc, shared.k, dv, batch, sum_head, block * TILE)
 
 
 @gluon.jit
@@ -262,10 +284,11 @@ def next_differences(shared, dp, BEHIND: gl.constexpr, n):
 @gluon.jit
 def key_role(dk_desc, shared, problem):
     """dK of TILE keys: dP^T = V dO^T of a step runs beside dK += dS^T Q of the step before."""
-    batch, head_kv, block = key_work(problem)
+    batch, sum_head, block = key_work(problem)
+    _, heads = query_heads(problem, sum_head)
     first, _, end = tiles_of_queries(problem, block)
     dk = gl.zeros([TILE, HEAD_DIM], gl.float32, layout=accumulator(HEAD_DIM))
-    steps = problem.group * (end - first)
+    steps = heads * (end - first)
     gl.assume(steps > 0)
     v = matrix(shared.v)
     mbarrier.wait(shared.v_full, 0)
@@ -284,7 +307,7 @@ def key_role(dk_desc, shared, problem):
     mbarrier.wait(shared.q_full.index(last % STAGES), last // STAGES & 1)
     dk = issue_sum(ds, matrix(shared.q.index(last % STAGES)), dk)
     dk = warpgroup_mma_wait(0, deps=[dk])
-    store_sum(dk_desc, shared.v, dk * problem.scale, batch, head_kv, block * TILE)
+    store_sum(dk_desc, shared.v, dk * problem.scale, batch, sum_head, block * TILE)
 
 
 # -- dQ of 2 TILE queries: each warpgroup has its rows ---------------------------------------------------------------------
@@ -401,12 +424,12 @@ def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, stride_ob, stride
     tl.store(terms_ptr + padded + rows, tl.where(empty, 0.0, delta))
 
 
-@gluon.jit(do_not_specialize=range(7, 15))
-def key_gradients(q_desc, dout_desc, k_desc, v_desc, dk_desc, dv_desc, terms, seqlen_q, seqlen_k, heads_q, group,
+@gluon.jit(do_not_specialize=range(7, 16))
+def key_gradients(q_desc, dout_desc, k_desc, v_desc, dk_desc, dv_desc, terms, seqlen_q, seqlen_k, heads_q, group, part,
                   key_blocks, query_blocks, heads, padded, scale_log2, scale):  # fmt: skip
     """Allocate, set up the barriers, and start the roles: dK and dV of TILE keys."""
-    problem = Problem(terms, seqlen_q, seqlen_k, heads_q, group, key_blocks, query_blocks, heads, padded, scale_log2,
-                  scale)  # fmt: skip
+    problem = Problem(terms, seqlen_q, seqlen_k, heads_q, group, part, key_blocks, query_blocks, heads, padded,
+                  scale_log2, scale)  # fmt: skip
     dtype: gl.constexpr = q_desc.dtype
     box: gl.constexpr = q_desc.block_type.shape
     q = gl.allocate_shared_memory(dtype, [STAGES] + box, q_desc.layout)
@@ -434,12 +457,12 @@ def key_gradients(q_desc, dout_desc, k_desc, v_desc, dk_desc, dv_desc, terms, se
     ], [4, 1, 1], [240, 24, 24])  # fmt: skip
 
 
-@gluon.jit(do_not_specialize=range(6, 14))
-def query_gradients(q_desc, dout_desc, k_desc, v_desc, dq_desc, terms, seqlen_q, seqlen_k, heads_q, group, key_blocks,
-                    query_blocks, heads, padded, scale_log2, scale):  # fmt: skip
+@gluon.jit(do_not_specialize=range(6, 15))
+def query_gradients(q_desc, dout_desc, k_desc, v_desc, dq_desc, terms, seqlen_q, seqlen_k, heads_q, group, part,
+                    key_blocks, query_blocks, heads, padded, scale_log2, scale):  # fmt: skip
     """Allocate, set up the barriers, and start the roles: dQ of 2 TILE queries."""
-    problem = Problem(terms, seqlen_q, seqlen_k, heads_q, group, key_blocks, query_blocks, heads, padded, scale_log2,
-                  scale)  # fmt: skip
+    problem = Problem(terms, seqlen_q, seqlen_k, heads_q, group, part, key_blocks, query_blocks, heads, padded,
+                  scale_log2, scale)  # fmt: skip
     dtype: gl.constexpr = q_desc.dtype
     box: gl.constexpr = q_desc.block_type.shape
     q = gl.allocate_shared_memory(dtype, [2] + box, q_desc.layout)
@@ -458,7 +481,79 @@ def query_gradients(q_desc, dout_desc, k_desc, v_desc, dq_desc, terms, seqlen_q,
     ], [4, 4], [240, 240])  # fmt: skip
 
 
-def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, window_left, window_right):
+@triton.jit
+def add_up(parts_ptr, part_rows, parts, out_ptr, stride, valid, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """ROWS x COLUMNS of dK or dV: what ``parts``, each ``part_rows`` rows of WIDTH after the one before, add up to, in that order."""
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for part in range(parts):
+        part_ptr = parts_ptr + tl.cast(part, tl.int64) * part_rows * WIDTH
+        total += load_rows(part_ptr, WIDTH // 8, valid, ROWS, COLUMNS, True).to(tl.float32)
+    rows = tl.arange(0, ROWS)[:, None]
+    pointers = out_ptr + rows * (stride * 8) + tl.arange(0, COLUMNS)[None, :]
+    tl.store(pointers, total.to(out_ptr.dtype.element_ty), mask=rows < valid)
+
+
+@triton.jit(do_not_specialize=range(4, 13))
+def sum_parts(dk_parts_ptr, dv_parts_ptr, dk_ptr, dv_ptr, stride_dkb, stride_dkh, stride_dks, stride_dvb, stride_dvh,
+              stride_dvs, heads_kv, seqlen_k, parts, scale_log2, scale):  # fmt: skip
+    """dK and dV of ROWS keys of a head, from those of the parts of its query heads."""
+    blocks = tl.cdiv(seqlen_k, ROWS)
+    batch_head = (tl.program_id(0) // blocks).to(tl.int64)
+    row = tl.program_id(0) % blocks * ROWS
+    batch, head, valid = batch_head // heads_kv, batch_head % heads_kv, seqlen_k - row
+    first_row = batch_head * parts * seqlen_k + row
+    dk_ptr += (batch * stride_dkb + head * stride_dkh + row.to(tl.int64) * stride_dks) * 8
+    dv_ptr += (batch * stride_dvb + head * stride_dvh + row.to(tl.int64) * stride_dvs) * 8
+    dk_parts_ptr += first_row * 256
+    dv_parts_ptr += first_row * 256
+    add_up(dk_parts_ptr, seqlen_k, parts, dk_ptr, stride_dks, valid, 256, 256)
+    add_up(dv_parts_ptr, seqlen_k, parts, dv_ptr, stride_dvs, valid, 256, 256)
+
+
+@lru_cache(maxsize=256)
+def query_head_parts(
+    group: int, heads_kv: int, seqlen_q: int, seqlen_k: int, left: int, right: int, block: int, once: int, sms: int
+) -> int:
+    """Parts of `group` query heads: as many as one sequence needs for its programs, of `block` keys, to fill the SMs.
+
+    Not of the batch, on which no sequence's dK and dV may depend: in one that fills the SMs anyway parts only cost, so not more than
+    a few percent.  `left` and `right`: keys beside the diagonal that a query sees, -1: no limit; `once`: query rows that take as long
+    as what each more program does once.
+    """
+    rows = min(seqlen_q, seqlen_k) if right >= 0 else seqlen_q  # that a block sees at most, and in the mean
+    mean = rows - rows * rows / (2 * seqlen_k) if right >= 0 else rows
+    if left >= 0:
+        rows = mean = min(rows, left + max(right, 0) + block)
+    programs = heads_kv * -(-seqlen_k // block)
+
+    def alone(heads: int) -> float:
+        return max(heads * rows + once, programs * (group * mean + -(-group // heads) * once) / sms)
+
+    found = [n for n in range(1, group + 1) if (-(-group // n) - 1) * once <= 0.06 * group * mean]
+    best = min(found, key=alone, default=group)
+    return -(-group // best) if alone(best) < 0.95 * alone(group) else 1
+
+
+@lru_cache(maxsize=16)
+def multiprocessors(device):
+    """SMs of a GPU."""
+    return triton.runtime.driver.active.utils.get_device_properties(device)["multiprocessor_count"]
+
+
+def workspaces(q, k, v, terms, window_left, window_right):
+    """What launches need beside terms.
+
+    dK and dV of parts of the query heads that share a key/value head, None where a program takes them all.
+    """
+    (batch, heads_q, seqlen_q, _), (_, heads_kv, seqlen_k, _), parts = q.shape, k.shape, 1
+    if q.device.type == "cuda" and q.numel() and k.numel():
+        parts = query_head_parts(heads_q // heads_kv, heads_kv, seqlen_q, seqlen_k, -1, 0, TILE.value, 160,
+                         multiprocessors(q.device.index))  # fmt: skip
+    dk_parts, dv_parts = (x.new_empty((batch, heads_kv * parts, *x.shape[2:])) if parts > 1 else None for x in (k, v))
+    return dk_parts, dv_parts
+
+
+def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, dk_parts, dv_parts, window_left, window_right):
     """(kernel, grid, arguments but the scales) of the launches, () for empty tensors; ValueError for what they do not take."""
     if (window_left, window_right) not in ((-1, -1), (-1, 0)):
         raise ValueError(f"window: this kernel has no window, got ({window_left}, {window_right})")
@@ -485,18 +580,27 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, window_left, window_r
             )
     if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
         return ()
+    group, last = heads_q // heads_kv, ()
+    part, sum_heads, made_dk, made_dv = group, heads_kv, dk, dv
+    if dk_parts is not None:
+        sum_heads, made_dk, made_dv = dk_parts.shape[1], dk_parts, dv_parts
+        part = triton.cdiv(group, sum_heads // heads_kv)
+        for_sums = (dk_parts, dv_parts, dk, dv, *(n // 8 for x in (dk, dv) for n in x.stride()[:3]))
+        blocks = triton.cdiv(seqlen_k, ROWS.value) * batch * heads_kv
+        last = ((sum_parts, (blocks, 1, 1), (*for_sums, heads_kv, seqlen_k, sum_heads // heads_kv)),)
     block = [1, 1, TILE.value, 256]
     layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(q.dtype)])
-    boxes = [TensorDescriptor.from_tensor(x, block, layout) for x in (q, dout, k, v, dk, dv, dq)]
+    boxes = [TensorDescriptor.from_tensor(x, block, layout) for x in (q, dout, k, v, made_dk, made_dv, dq)]
     for_rows = (out, dout, lse, dlse_or_any, terms, *(n // 8 for x in (out, dout) for n in x.stride()[:3]))
     for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q)
     query_blocks, key_blocks = triton.cdiv(seqlen_q, 2 * TILE.value), triton.cdiv(seqlen_k, TILE.value)
     heads = batch * heads_q
-    sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, key_blocks, query_blocks, heads, padded)
+    sizes = (seqlen_q, seqlen_k, heads_q, group, part, key_blocks, query_blocks, heads, padded)
     return (
         (row_terms, (padded // ROWS.value * heads, 1, 1), for_rows),
-        (key_gradients, (key_blocks * batch * heads_kv, 1, 1), (*boxes[:6], terms, *sizes)),
+        (key_gradients, (key_blocks * batch * sum_heads, 1, 1), (*boxes[:6], terms, *sizes)),
         (query_gradients, (query_blocks * heads, 1, 1), (*boxes[:4], boxes[6], terms, *sizes)),
+        *last,
     )
 
 
@@ -512,7 +616,8 @@ def launch(q, k, v, out, lse, dout, dq, dk, dv, scale, window_left=-1, window_ri
         raise ValueError(f"scale: expected a number above 0 and at most 2e+38, got {scale:g}")
     if terms is None:
         terms = lse.new_empty((*q.shape[:2], 2, triton.cdiv(q.shape[2], PADDED.value) * PADDED.value))
-    launches = plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, window_left, window_right)
+    more = workspaces(q, k, v, terms, window_left, window_right)
+    launches = plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *more, window_left, window_right)
     for (kernel, grid, arguments), options in zip(launches, OPTIONS):
         scales = () if kernel is row_terms else (max(scale * LOG2E.value, 1e-37), scale)  # the first as in the forward
         kernel[grid](*arguments, *scales, **options)

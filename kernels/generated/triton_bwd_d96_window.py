@@ -14,6 +14,8 @@ TILECAST = {
     "workload": {"batch": 4, "heads_q": 16, "heads_kv": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 96, "head_dim_v": 96, "mask": "window", "window": [1024, 0], "dtype": "bf16"},
 }  # fmt: skip
 
+from functools import lru_cache
+
 import triton
 import triton.language as tl
 
@@ -29,6 +31,7 @@ OPTIONS = (  # of the kernels, in the order of their launches
     {"num_warps": 4, "enable_fp_fusion": True},
     {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": True},
     {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": True},
+    {"num_warps": 4, "enable_fp_fusion": True},
 )
 
 
@@ -108,23 +111,22 @@ def add_queries(kv, queries, row, keys, diagonal, window_left, window_right, sca
     return dk_0, dk_64, dv_0, dv_64
 
 
-@triton.jit(do_not_specialize=range(7, 32))
+@triton.jit(do_not_specialize=range(7, 33))
 def key_gradients(q_ptr, dout_ptr, k_ptr, v_ptr, dk_ptr, dv_ptr, terms_ptr, stride_qb, stride_qh, stride_qs, stride_db,
                   stride_dh, stride_ds, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_dkb,
-                  stride_dkh, stride_dks, stride_dvb, stride_dvh, stride_dvs, heads_q, group, seqlen_q, seqlen_k,
+                  stride_dkh, stride_dks, stride_dvb, stride_dvh, stride_dvs, heads_q, group, part, seqlen_q, seqlen_k,
                   padded, window_left, window_right, scale_log2, scale):  # fmt: skip
-    """dK and dV of DKV_TILE_N keys of one key/value head, from all query heads that share it, one after the other."""
+    """dK and dV of DKV_TILE_N keys of one key/value head, from a part of the query heads that share it, one after the other."""
     key_blocks = tl.cdiv(seqlen_k, DKV_TILE_N)
     batch_head = tl.program_id(0) // key_blocks
     key = tl.program_id(0) % key_blocks * DKV_TILE_N
     keys = key + tl.arange(0, DKV_TILE_N)
     heads_kv = heads_q // group
     batch, head_kv = batch_head // heads_kv, batch_head % heads_kv
+    first_head = head_kv * group + tl.program_id(1) * part
     # 64 bits: a tensor may hold more than 2^31 elements.
     k_ptr += (batch.to(tl.int64) * stride_kb + head_kv.to(tl.int64) * stride_kh + key.to(tl.int64) * stride_ks) * 8
     v_ptr += (batch.to(tl.int64) * stride_vb + head_kv.to(tl.int64) * stride_vh + key.to(tl.int64) * stride_vs) * 8
-    dk_ptr += (batch.to(tl.int64) * stride_dkb + head_kv.to(tl.int64) * stride_dkh + key.to(tl.int64) * stride_dks) * 8
-    dv_ptr += (batch.to(tl.int64) * stride_dvb + head_kv.to(tl.int64) * stride_dvh + key.to(tl.int64) * stride_dvs) * 8
     k_0 = load_rows(k_ptr, stride_ks, seqlen_k - key, DKV_TILE_N, 64, True)
     k_64 = load_rows(k_ptr + 64, stride_ks, seqlen_k - key, DKV_TILE_N, 32, True)
     v_0 = load_rows(v_ptr, stride_vs, seqlen_k - key, DKV_TILE_N, 64, True)
@@ -148,7 +150,7 @@ def key_gradients(q_ptr, dout_ptr, k_ptr, v_ptr, dk_ptr, dv_ptr, terms_ptr, stri
     # One loop for both edges: each body costs registers, compile time and room in the instruction cache.
     upper = tl.maximum(tl.cdiv(tl.minimum(full_begin, end) - begin, DKV_TILE_M), 0)
     lower = tl.maximum(tl.cdiv(end - full_stop, DKV_TILE_M), 0)
-    for head in tl.range(head_kv * group, head_kv * group + group):
+    for head in tl.range(first_head, tl.minimum(first_head + part, head_kv * group + group)):
         terms_head = terms_ptr + tl.cast(batch * heads_q + head, tl.int64) * 2 * padded
         q_head = q_ptr + (batch.to(tl.int64) * stride_qb + tl.cast(head, tl.int64) * stride_qh) * 8
         dout_head = dout_ptr + (batch.to(tl.int64) * stride_db + tl.cast(head, tl.int64) * stride_dh) * 8
@@ -164,6 +166,9 @@ def key_gradients(q_ptr, dout_ptr, k_ptr, v_ptr, dk_ptr, dv_ptr, terms_ptr, stri
             )
 
     dk_0, dk_64, dv_0, dv_64 = state
+    sum_head = head_kv * tl.num_programs(1) + tl.program_id(1)
+    dk_ptr += (batch.to(tl.int64) * stride_dkb + sum_head.to(tl.int64) * stride_dkh + key.to(tl.int64) * stride_dks) * 8
+    dv_ptr += (batch.to(tl.int64) * stride_dvb + sum_head.to(tl.int64) * stride_dvh + key.to(tl.int64) * stride_dvs) * 8
     store_rows(dk_ptr, stride_dks, seqlen_k - key, dk_0 * scale, DKV_TILE_N, 64)
     store_rows(dk_ptr + 64, stride_dks, seqlen_k - key, dk_64 * scale, DKV_TILE_N, 32)
     store_rows(dv_ptr, stride_dvs, seqlen_k - key, dv_0, DKV_TILE_N, 64)
@@ -196,10 +201,10 @@ def add_keys(queries, kv, key, first_key, last_key, seqlen_k, scale_log2, state,
     return dq_0, dq_64
 
 
-@triton.jit(do_not_specialize=range(6, 28))
+@triton.jit(do_not_specialize=range(6, 29))
 def query_gradients(k_ptr, v_ptr, q_ptr, dout_ptr, dq_ptr, terms_ptr, stride_kb, stride_kh, stride_ks, stride_vb,
                     stride_vh, stride_vs, stride_qb, stride_qh, stride_qs, stride_db, stride_dh, stride_ds, stride_dqb,
-                    stride_dqh, stride_dqs, heads_q, group, seqlen_q, seqlen_k, padded, window_left, window_right,
+                    stride_dqh, stride_dqs, heads_q, group, part, seqlen_q, seqlen_k, padded, window_left, window_right,
                     scale_log2, scale):  # fmt: skip
     """dQ of DQ_TILE_M query rows of one head."""
     query_blocks = tl.cdiv(seqlen_q, DQ_TILE_M)
@@ -243,7 +248,81 @@ def query_gradients(k_ptr, v_ptr, q_ptr, dout_ptr, dq_ptr, terms_ptr, stride_kb,
     store_rows(dq_ptr + 64, stride_dqs, seqlen_q - row, dq_64 * scale, DQ_TILE_M, 32)
 
 
-def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, window_left, window_right):
+@triton.jit
+def add_up(parts_ptr, part_rows, parts, out_ptr, stride, valid, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """ROWS x COLUMNS of dK or dV: what ``parts``, each ``part_rows`` rows of WIDTH after the one before, add up to, in that order."""
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for part in range(parts):
+        part_ptr = parts_ptr + tl.cast(part, tl.int64) * part_rows * WIDTH
+        total += load_rows(part_ptr, WIDTH // 8, valid, ROWS, COLUMNS, True).to(tl.float32)
+    rows = tl.arange(0, ROWS)[:, None]
+    pointers = out_ptr + rows * (stride * 8) + tl.arange(0, COLUMNS)[None, :]
+    tl.store(pointers, total.to(out_ptr.dtype.element_ty), mask=rows < valid)
+
+
+@triton.jit(do_not_specialize=range(4, 13))
+def sum_parts(dk_parts_ptr, dv_parts_ptr, dk_ptr, dv_ptr, stride_dkb, stride_dkh, stride_dks, stride_dvb, stride_dvh,
+              stride_dvs, heads_kv, seqlen_k, parts, scale_log2, scale):  # fmt: skip
+    """dK and dV of ROWS keys of a head, from those of the parts of its query heads."""
+    blocks = tl.cdiv(seqlen_k, ROWS)
+    batch_head = (tl.program_id(0) // blocks).to(tl.int64)
+    row = tl.program_id(0) % blocks * ROWS
+    batch, head, valid = batch_head // heads_kv, batch_head % heads_kv, seqlen_k - row
+    first_row = batch_head * parts * seqlen_k + row
+    dk_ptr += (batch * stride_dkb + head * stride_dkh + row.to(tl.int64) * stride_dks) * 8
+    dv_ptr += (batch * stride_dvb + head * stride_dvh + row.to(tl.int64) * stride_dvs) * 8
+    dk_parts_ptr += first_row * 96
+    dv_parts_ptr += first_row * 96
+    add_up(dk_parts_ptr, seqlen_k, parts, dk_ptr, stride_dks, valid, 96, 64)
+    add_up(dk_parts_ptr + 64, seqlen_k, parts, dk_ptr + 64, stride_dks, valid, 96, 32)
+    add_up(dv_parts_ptr, seqlen_k, parts, dv_ptr, stride_dvs, valid, 96, 64)
+    add_up(dv_parts_ptr + 64, seqlen_k, parts, dv_ptr + 64, stride_dvs, valid, 96, 32)
+
+
+@lru_cache(maxsize=256)
+def query_head_parts(
+    group: int, heads_kv: int, seqlen_q: int, seqlen_k: int, left: int, right: int, block: int, once: int, sms: int
+) -> int:
+    """Parts of `group` query heads: as many as one sequence needs for its programs, of `block` keys, to fill the SMs.
+
+    Not of the batch, on which no sequence's dK and dV may depend: in one that fills the SMs anyway parts only cost, so not more than
+    a few percent.  `left` and `right`: keys beside the diagonal that a query sees, -1: no limit; `once`: query rows that take as long
+    as what each more program does once.
+    """
+    rows = min(seqlen_q, seqlen_k) if right >= 0 else seqlen_q  # that a block sees at most, and in the mean
+    mean = rows - rows * rows / (2 * seqlen_k) if right >= 0 else rows
+    if left >= 0:
+        rows = mean = min(rows, left + max(right, 0) + block)
+    programs = heads_kv * -(-seqlen_k // block)
+
+    def alone(heads: int) -> float:
+        return max(heads * rows + once, programs * (group * mean + -(-group // heads) * once) / sms)
+
+    found = [n for n in range(1, group + 1) if (-(-group // n) - 1) * once <= 0.06 * group * mean]
+    best = min(found, key=alone, default=group)
+    return -(-group // best) if alone(best) < 0.95 * alone(group) else 1
+
+
+@lru_cache(maxsize=16)
+def multiprocessors(device):
+    """SMs of a GPU."""
+    return triton.runtime.driver.active.utils.get_device_properties(device)["multiprocessor_count"]
+
+
+def workspaces(q, k, v, terms, window_left, window_right):
+    """What launches need beside terms.
+
+    dK and dV of parts of the query heads that share a key/value head, None where a program takes them all.
+    """
+    (batch, heads_q, seqlen_q, _), (_, heads_kv, seqlen_k, _), parts = q.shape, k.shape, 1
+    if q.device.type == "cuda" and q.numel() and k.numel():
+        parts = query_head_parts(heads_q // heads_kv, heads_kv, seqlen_q, seqlen_k, window_left, window_right,
+                         DKV_TILE_N.value, 80, multiprocessors(q.device.index))  # fmt: skip
+    dk_parts, dv_parts = (x.new_empty((batch, heads_kv * parts, *x.shape[2:])) if parts > 1 else None for x in (k, v))
+    return dk_parts, dv_parts
+
+
+def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, dk_parts, dv_parts, window_left, window_right):
     """(kernel, grid, arguments but the scales) of the launches, () for empty tensors; ValueError for what they do not take."""
     if min(window_left, window_right) < -1:
         raise ValueError(f"window: expected limits of at least -1 (none), got ({window_left}, {window_right})")
@@ -270,10 +349,18 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, window_left, window_r
             )
     if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
         return ()
+    group, last = heads_q // heads_kv, ()
+    part, sum_heads, made_dk, made_dv = group, heads_kv, dk, dv
+    if dk_parts is not None:
+        sum_heads, made_dk, made_dv = dk_parts.shape[1], dk_parts, dv_parts
+        part = triton.cdiv(group, sum_heads // heads_kv)
+        for_sums = (dk_parts, dv_parts, dk, dv, *(n // 8 for x in (dk, dv) for n in x.stride()[:3]))
+        blocks = triton.cdiv(seqlen_k, ROWS.value) * batch * heads_kv
+        last = ((sum_parts, (blocks, 1, 1), (*for_sums, heads_kv, seqlen_k, sum_heads // heads_kv)),)
     no_limit = seqlen_q + seqlen_k
     window_left = no_limit if window_left < 0 else min(window_left, no_limit)
     window_right = no_limit if window_right < 0 else min(window_right, no_limit)
-    sizes = (heads_q, heads_q // heads_kv, seqlen_q, seqlen_k, padded, window_left, window_right)
+    sizes = (heads_q, group, part, seqlen_q, seqlen_k, padded, window_left, window_right)
     for_rows = (out, dout, lse, dlse_or_any, terms, *(n // 8 for x in (out, dout) for n in x.stride()[:3]))
     for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q)
     for_key_gradients = (
@@ -281,17 +368,22 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, window_left, window_r
         dout,
         k,
         v,
-        dk,
-        dv,
+        made_dk,
+        made_dv,
         terms,
-        *(n // 8 for x in (q, dout, k, v, dk, dv) for n in x.stride()[:3]),
+        *(n // 8 for x in (q, dout, k, v, made_dk, made_dv) for n in x.stride()[:3]),
         *sizes,
     )
     for_queries = (k, v, q, dout, dq, terms, *(n // 8 for x in (k, v, q, dout, dq) for n in x.stride()[:3]), *sizes)
     return (
         (row_terms, (padded // ROWS.value * batch * heads_q, 1, 1), for_rows),
-        (key_gradients, (triton.cdiv(seqlen_k, DKV_TILE_N.value) * batch * heads_kv, 1, 1), for_key_gradients),
+        (
+            key_gradients,
+            (triton.cdiv(seqlen_k, DKV_TILE_N.value) * batch * heads_kv, sum_heads // heads_kv, 1),
+            for_key_gradients,
+        ),
         (query_gradients, (triton.cdiv(seqlen_q, DQ_TILE_M.value) * batch * heads_q, 1, 1), for_queries),
+        *last,
     )
 
 
@@ -308,7 +400,8 @@ def launch(q, k, v, out, lse, dout, dq, dk, dv, scale, window_left=-1, window_ri
         raise ValueError(f"scale: expected a number above 0 and at most 2e+38, got {scale:g}")
     if terms is None:
         terms = lse.new_empty((*q.shape[:2], 2, triton.cdiv(q.shape[2], PADDED.value) * PADDED.value))
-    launches = plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, window_left, window_right)
+    more = workspaces(q, k, v, terms, window_left, window_right)
+    launches = plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *more, window_left, window_right)
     for (kernel, grid, arguments), options in zip(launches, OPTIONS):
         scales = () if kernel is row_terms else (max(scale * LOG2E.value, 1e-37), scale)  # the first as in the forward
         kernel[grid](*arguments, *scales, **options)

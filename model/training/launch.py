@@ -54,10 +54,14 @@ def tiles_of(kernel: LoopKernel, workload: Workload) -> tuple[HeadTiles, int]:
     if kernel.owns == "queries":
         return head_tiles(w, rows, p.keys_per_iteration), w.batch * w.heads_q
     found = head_tiles(seen_from_keys(w), rows, p.keys_per_iteration)
-    group = w.group_size
-    if group > 1:
-        found = replace(found, iterations=found.iterations * group, masked=found.masked * group, inside=found.inside * group)  # fmt: skip
-    return found, w.batch * w.heads_kv
+    group, parts = w.group_size, kernel.parts
+    if group > parts:
+        # Of parts of unlike size the mean.
+        found = replace(
+            found, iterations=(found.iterations * group + parts // 2) // parts,
+            masked=(found.masked * group + parts // 2) // parts, inside=(found.inside * group + parts // 2) // parts,
+        )  # fmt: skip
+    return found, w.batch * w.heads_kv * kernel.parts
 
 
 @lru_cache(maxsize=1 << 12)
@@ -141,9 +145,10 @@ def _traffic(
     w, p, group = workload, kernel.pipeline, workload.group_size
     steps = tiles.total_iterations * heads
     edges = tiles.count * heads * p.cta_group * (p.edge_read_bytes + p.edge_write_bytes)
+    once = tiles.count * heads * p.cta_group * (p.edge_read_bytes / kernel.parts + p.edge_write_bytes)
     added = steps * kernel.added_bytes
     l2 = steps * kernel.step_bytes + edges + added
-    walked = w.seqlen_q * group if kernel.owns == "keys" else w.seqlen_k
+    walked = w.seqlen_q * group / kernel.parts if kernel.owns == "keys" else w.seqlen_k
     rows = float(walked * heads if kernel.owns == "keys" else walked * w.batch * w.heads_kv)
     sharers = tiles.count * (1 if kernel.owns == "keys" else group)
     alive = max(min(float(heads), float(kernel.heads_abreast)), slots / max(1, tiles.count))
@@ -153,7 +158,7 @@ def _traffic(
     seen = min(1.0, tiles.total_iterations * p.keys_per_iteration / (tiles.count * max(1, walked)))
     held = alive * walked * (kernel.row_bytes + kernel.sum_row_bytes)
     passes = 1.0 if held <= _SHARED_L2 * machine["l2.bytes"] else max(1.0, seen * sharers / resident)
-    hbm = edges + rows * (kernel.row_bytes + 2 * kernel.sum_row_bytes) * passes
+    hbm = once + rows * (kernel.row_bytes + 2 * kernel.sum_row_bytes) * passes
     port = machine["l2.bytes_per_clk_per_sm"] * machine["chip.sm_count"]
     floor = (l2 - added) / port
     if added:

@@ -20,6 +20,8 @@ from tilecast.model.machine.machine import Machine
 NAMES = ("fa2_bwd", "triton_bwd")
 #: Warps of a program.
 WARPS = (4, 8)
+#: Query rows of the loop over queries that take as long as what a program does once, and the sum of parts (docs/notes/backward-kernels.md).
+ONCE_ROWS = 80
 #: Extents of the two loops' tiles.
 _TILES = ("dkv_tile_m", "dkv_tile_n", "dq_tile_m", "dq_tile_n")
 #: Rows of a wgmma and of a tcgen05.mma: the tile that stays must have as many for each warpgroup.

@@ -21,6 +21,8 @@ TILE = 64
 STAGES = 2
 #: Registers a thread of a warpgroup that multiplies may have.
 REGISTERS = 240
+#: Query rows of the loop over queries that take as long as what a program does once, and the sum of parts (docs/notes/backward-kernels.md).
+ONCE_ROWS = 160
 #: Bytes beside the tiles: barriers, and what the compiler hands to the roles.
 _MARGIN = 512
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant, registers, shared_bytes
+from tilecast.model.kernel.variants.fa2_backward import ONCE_ROWS, Fa2BackwardVariant, registers, shared_bytes
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
 from tilecast.model.pipeline.backward import kernels
 from tilecast.model.pipeline.backward.arithmetic import differences, probabilities, step_work
+from tilecast.model.pipeline.backward.parts import parts_of
 from tilecast.model.pipeline.backward.warps import TERM_LOADS, Warpgroups, term_port_bytes
 from tilecast.model.pipeline.fa2 import AHEAD_OF_QK_CYCLES, BEHIND_PV_CYCLES, MMA_FLOP
 from tilecast.model.pipeline.fa3 import arithmetic, product
@@ -63,10 +64,12 @@ class _Walk:
 
 def build(workload: Workload, variant: Fa2BackwardVariant, machine: Machine) -> kernels.BackwardPass:
     """The launches of ``variant``; legality is the caller's business."""
+    parts = parts_of(workload, variant.dkv_tile_n, ONCE_ROWS, machine)
     return kernels.BackwardPass(
         (
             kernels.row_terms(workload),
-            *(_kernel(workload, walk, machine) for walk in _walks(workload, variant, machine)),
+            *(_kernel(workload, walk, machine, parts) for walk in _walks(workload, variant, machine)),
+            *kernels.sum_parts(workload, parts),
         )
     )
 
@@ -105,7 +108,7 @@ def ctas_per_sm(variant: Fa2BackwardVariant, workload: Workload, machine: Machin
     return found
 
 
-def _kernel(w: Workload, walk: _Walk, m: Machine) -> kernels.LoopKernel:
+def _kernel(w: Workload, walk: _Walk, m: Machine, parts: int) -> kernels.LoopKernel:
     made = _pipeline(w, walk, m, walk.ctas)
     d, dv, size = w.head_dim_qk, w.head_dim_v, w.dtype_bytes
     widths = {"s": d, "dp": dv, "dv": dv, "dk": d, "dq": d}
@@ -114,6 +117,7 @@ def _kernel(w: Workload, walk: _Walk, m: Machine) -> kernels.LoopKernel:
     return kernels.LoopKernel(
         _NAMES[walk.sums], walk.owns, made, 2.0 * sum(widths.get(name, 0) for name in walk.lap),
         step_bytes=walk.step * row, row_bytes=row, last_first=walk.owns == "queries" and w.mask != "none",
+        parts=parts if walk.owns == "keys" else 1,
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from tilecast.model.kernel.variants.fa3_backward import (
     KEYS,
+    ONCE_ROWS,
     PIECES,
     STAGES,
     TILE_N,
@@ -37,6 +38,7 @@ from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
 from tilecast.model.pipeline.backward import kernels
 from tilecast.model.pipeline.backward.arithmetic import differences, probabilities, step_work
+from tilecast.model.pipeline.backward.parts import parts_of
 from tilecast.model.pipeline.backward.warps import TERM_LOADS, WARPS, Warpgroups, term_port_bytes
 from tilecast.model.pipeline.fa3 import arithmetic, product
 from tilecast.model.pipeline.graph import Buffer, Edge, Engine, Op, Pipeline, Role, Step
@@ -57,13 +59,16 @@ def build(workload: Workload, variant: Fa3BackwardVariant, machine: Machine) -> 
     turn = kernels.add_cycles(machine, tile, together=True) + 2 * machine["l2.latency_cycles"]
     terms = loaded_terms(v) * kernels.FLOAT + piece_bytes(v)
     moving = (w.head_dim_qk + w.head_dim_v) * w.dtype_bytes + terms
+    parts = parts_of(w, TILE_N, ONCE_ROWS, machine)
     main = kernels.LoopKernel(
         "gradients", "keys", pipeline, 2.0 * (3 * w.head_dim_qk + 2 * w.head_dim_v),
         step_bytes=v.tile_m * moving, added_bytes=tile, row_bytes=moving, sum_row_bytes=w.head_dim_qk * kernels.FLOAT,
-        heads_abreast=abreast(v, w), turn_cycles=turn, query_heads=w.group_size,
+        heads_abreast=abreast(v, w), turn_cycles=turn, query_heads=-(-w.group_size // parts), parts=parts,
         turnaround_cycles=_turnaround(w, v, machine) if v.persistent else None,
     )  # fmt: skip
-    return kernels.BackwardPass((kernels.row_terms(w, v.tile_m, terms), main, kernels.round_sums(w)))
+    return kernels.BackwardPass(
+        (kernels.row_terms(w, v.tile_m, terms), main, kernels.round_sums(w), *kernels.sum_parts(w, parts))
+    )
 
 
 def _turnaround(w: Workload, v: Fa3BackwardVariant, m: Machine) -> float:

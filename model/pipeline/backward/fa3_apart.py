@@ -8,12 +8,13 @@ the block before, dP when P is there.
 
 from __future__ import annotations
 
-from tilecast.model.kernel.variants.fa3_backward_apart import STAGES, TILE, Fa3BackwardApartVariant
+from tilecast.model.kernel.variants.fa3_backward_apart import ONCE_ROWS, STAGES, TILE, Fa3BackwardApartVariant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
 from tilecast.model.pipeline.backward import kernels
 from tilecast.model.pipeline.backward.arithmetic import differences, probabilities, step_work
+from tilecast.model.pipeline.backward.parts import parts_of
 from tilecast.model.pipeline.backward.warps import TERM_LOADS, WARPS, Warpgroups, term_port_bytes
 from tilecast.model.pipeline.fa3 import arithmetic, product
 from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step
@@ -27,15 +28,16 @@ def build(workload: Workload, variant: Fa3BackwardApartVariant, machine: Machine
     """The launches of ``variant``; legality is the caller's business."""
     w, d, dv, size = workload, workload.head_dim_qk, workload.head_dim_v, workload.dtype_bytes
     moving = (d + dv) * size + 2 * kernels.FLOAT
+    parts = parts_of(w, TILE, ONCE_ROWS, machine)
     keys = kernels.LoopKernel(
         "key gradients", "keys", _Keys(w, machine).pipeline(), 2.0 * (2 * d + 2 * dv), step_bytes=TILE * moving,
-        row_bytes=moving, heads_abreast=variant.heads_abreast,
+        row_bytes=moving, heads_abreast=variant.heads_abreast, parts=parts,
     )  # fmt: skip
     queries = kernels.LoopKernel(
         "query gradients", "queries", _Queries(w, machine).pipeline(), 2.0 * (2 * d + dv), step_bytes=TILE * (d + dv) * size,
         row_bytes=(d + dv) * size, heads_abreast=variant.heads_abreast, last_first=True,
     )  # fmt: skip
-    return kernels.BackwardPass((kernels.row_terms(w), keys, queries))
+    return kernels.BackwardPass((kernels.row_terms(w), keys, queries, *kernels.sum_parts(w, parts)))
 
 
 class _Keys(Warpgroups):

@@ -40,6 +40,8 @@ class LoopKernel:
     turn_cycles: float = 0.0
     #: Query heads that a program which owns keys walks over, one after the other.
     query_heads: int = 1
+    #: Parts of the query heads that share a key/value head, each for a program that owns keys.
+    parts: int = 1
     #: Cycles from the last step of a tile to the first of the next where programs stay for several; None: they have one each.
     turnaround_cycles: float | None = None
 
@@ -94,6 +96,13 @@ def round_sums(workload: Workload) -> RowKernel:
     w = workload
     elements = float(w.batch * w.heads_q * w.seqlen_q * w.head_dim_qk)
     return RowKernel("round dQ", elements * FLOAT, elements * w.dtype_bytes)
+
+
+def sum_parts(workload: Workload, parts: int) -> tuple[RowKernel, ...]:
+    """dK and dV of ``parts`` read and added up; nothing where there is one."""
+    w = workload
+    size = float(w.batch * w.heads_kv * w.seqlen_k * (w.head_dim_qk + w.head_dim_v) * w.dtype_bytes)
+    return (RowKernel("sum of parts", parts * size, size),) if parts > 1 else ()
 
 
 def row_terms_and_zeros(workload: Workload) -> RowKernel:

@@ -59,6 +59,8 @@ SHARED = {"sm_80": 166912, "sm_90a": 232448, "sm_100a": 232448, "sm_103a": 23244
 #: Bytes a thread that backward passes with descriptors may spill: a masked and an unmasked loop hand each other dK and dV in
 #: registers.  On an H200 larger tiles with such spills ran faster than smaller ones without.
 MOST_SPILLED = 264
+#: And under 3.6 one that is for GPUs of which none was at hand.
+MOST_SPILLED_BEFORE = {"triton_tma_bwd_d256_window_b200": 280}
 #: The same of serving kernels, as Triton 3.6 compiles them: those for Ampere spill more than those for Hopper.
 MOST_SPILLED_SERVING = {
     "triton_serve_prefill_d256": 640,
@@ -158,7 +160,8 @@ def check(outcome: Outcome, case: Case) -> None:
         # Two numbers that all roles have, read once an item.
         assert outcome.stack_bytes <= 16
     if case.module.startswith("triton_tma_bwd"):
-        assert outcome.stack_bytes <= MOST_SPILLED
+        known = MOST_SPILLED_BEFORE if case.release == OLDEST else {}
+        assert outcome.stack_bytes <= known.get(case.module, MOST_SPILLED)
 
 
 def test_the_record_has_every_kernel_as_it_is_now(request) -> None:

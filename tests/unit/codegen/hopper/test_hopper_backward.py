@@ -137,7 +137,7 @@ def test_launches_get_new_workspaces_each_time() -> None:
 
     module = types.SimpleNamespace(
         PADDED=types.SimpleNamespace(value=64), OPTIONS=({}, {}), plan=plan,
-        workspaces=lambda terms: (terms.new_empty(2, 3), terms.new_empty(5)),
+        workspaces=lambda q, k, v, terms, left, right: (terms.new_empty(2, 3), terms.new_empty(5)),
     )  # fmt: skip
     q = torch.zeros(1, 1, 70, 64)
     lse = torch.zeros(1, 1, 70)

@@ -72,15 +72,18 @@ class Case:
     scale: float | None = None
     batch: int = 1
     lse: bool = True
+    #: Of the query heads that share a key/value head, what the rule would make of them on a GPU.
+    parts: int = 1
 
     @property
     def name(self) -> str:
         window = f"-w{self.window[0]},{self.window[1]}" if self.mask == "window" else ""
         scale = "" if self.scale is None else f"-scale{self.scale:g}"
         apart = "-apart" if self.apart else ""
+        parts = f"-p{self.parts}" if self.parts > 1 else ""
         return (
             f"{self.dims[0]}x{self.dims[1]}-{self.mask}{window}-{self.seqlens[0]}x{self.seqlens[1]}"
-            f"-h{self.heads[0]}:{self.heads[1]}-{self.loads}{apart}{scale}{'' if self.lse else '-out'}"
+            f"-h{self.heads[0]}:{self.heads[1]}{parts}-{self.loads}{apart}{scale}{'' if self.lse else '-out'}"
         )
 
     @property
@@ -103,6 +106,9 @@ def cases() -> list[Case]:
                 found.append(Case((64, 64), mask, seqlens, window=window, loads=loads))
         for heads in ((2, 2), (4, 1), (6, 2)):
             found.append(Case((64, 64), mask, (20, 37), heads=heads, window=window, batch=2))
+        for heads, parts in (((4, 1), 4), ((10, 2), 3)):
+            found.append(Case((64, 64), mask, (20, 37), heads=heads, window=window, batch=2, parts=parts))
+        found.append(Case((192, 128), mask, (40, 77), heads=(3, 1), window=window, apart=mask == "none", parts=2))
         found.append(Case((64, 64), mask, (40, 37), heads=(2, 1), window=window, lse=False))
         found.append(Case((192, 128), mask, (40, 77), heads=(2, 1), window=window, apart=True))
         found += [Case((64, 64), mask, (20, 37), window=window, scale=scale) for scale in (0.3, 1e-44)]
@@ -168,6 +174,12 @@ def numbers(case: Case, folder: Path) -> dict[str, Any]:
     import torch
 
     module = module_of(folder / case.file)
+    if case.parts > 1:
+
+        def workspaces(q: Any, k: Any, v: Any, *rest: Any) -> tuple[Any, ...]:
+            return tuple(x.new_full((case.batch, case.heads[1] * case.parts, *x.shape[2:]), math.nan) for x in (k, v))
+
+        module.workspaces = workspaces  # type: ignore[attr-defined]
     draw = torch.Generator().manual_seed(1)
 
     def normal(heads: int, length: int, width: int) -> Any:
@@ -343,7 +355,7 @@ def test_the_launcher_plans_a_shape_once_and_gives_each_launch_its_own_tensors()
             return lambda *arguments: runs.append(arguments)
 
     def plan(q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dlse: Any, dq: Any, dk: Any, dv: Any, terms: Any,
-             left: int, right: int) -> Any:  # fmt: skip
+             dk_parts: Any, dv_parts: Any, left: int, right: int) -> Any:  # fmt: skip
         planned.append((left, right))
         described = Described(q)
         return (Kernel(), (1,), (out, dout, lse, lse if dlse is None else dlse, 5)), (
@@ -352,7 +364,9 @@ def test_the_launcher_plans_a_shape_once_and_gives_each_launch_its_own_tensors()
             (described, k, dk, terms, 7),
         )
 
-    module = SimpleNamespace(plan=plan, OPTIONS=({}, {}), PADDED=SimpleNamespace(value=64))
+    module = SimpleNamespace(
+        plan=plan, OPTIONS=({}, {}), PADDED=SimpleNamespace(value=64), workspaces=lambda *given: (None, None)
+    )
     launch = backward_launcher(module)
 
     def tensors() -> list[Any]:
@@ -515,7 +529,7 @@ def test_compiled_code_depends_on_no_number(mask: str, loads: str, tmp_path: Pat
     for apart in (False, True):
         path.write_text(source((64, 64), mask, loads, apart))
         module = module_of(path)
-        names = ("row_terms", "key_gradients", "query_gradients", *(("value_gradients",) if apart else ()))
+        names = ("row_terms", "key_gradients", "query_gradients", "sum_parts", *(("value_gradients",) if apart else ()))
         for kernel in (getattr(module, name) for name in names):
             numbers = [
                 p
