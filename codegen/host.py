@@ -43,6 +43,38 @@ class Host:
     #: Whether the kernel takes descriptors in place of pointers, and whether also of `out`.
     described: bool = True
     out_described: bool = False
+    #: Whether heads of fewer columns, a multiple of 8, are taken as well.
+    narrower: bool = False
+
+    @property
+    def width_statements(self) -> tuple[str, ...]:
+        """Statements that say how many columns heads have that the kernel takes as well, or what is expected."""
+        if not self.narrower:
+            return ()
+        most = self.head_dim_qk
+        return (
+            f'taken = "a multiple of 8 up to {most}"',
+            f"head_dim, head_dim_v = (n if n in range(8, {most + 1}, 8) else taken for n in (q.shape[-1], v.shape[-1]))",
+        )
+
+    @property
+    def columns(self) -> tuple[str, str]:
+        """Columns of Q and K, and of V, on the host."""
+        return ("head_dim", "head_dim_v") if self.narrower else (str(self.head_dim_qk), str(self.head_dim_v))
+
+    def eighths(self, tensor: str) -> str:
+        """The expression of how many times 8 columns Q and K ("qk") or V and O ("v") have where they have fewer than the kernel's, else None."""
+        columns, own = ((self.columns[0], self.head_dim_qk), (self.columns[1], self.head_dim_v))[tensor == "v"]
+        return f"None if {columns} == {own} else {columns} // 8"
+
+    @property
+    def columns_text(self) -> str:
+        """What a docstring says of fewer columns."""
+        return (
+            "\n    Or q and k, or v and out, with fewer columns, a multiple of 8: the copy engine brings zeros."
+            if self.narrower
+            else ""
+        )
 
     @property
     def refuse_window(self) -> tuple[str, ...]:
@@ -62,7 +94,7 @@ class Host:
     @property
     def shapes(self) -> str:
         """Expected shapes by name."""
-        qk, v = self.head_dim_qk, self.head_dim_v
+        qk, v = self.columns
         return f'{{"q": (*rows, {qk}), "k": (*keys, {qk}), "v": (*keys, {v}), "out": (*rows, {v})}}'
 
     @property

@@ -12,6 +12,8 @@ from tilecast.model.kernel.variants.fa3_backward import PIECES
 _ELEMENTS = 4096
 _TENSORS = ("out_ptr", "dout_ptr", "lse_ptr", "dlse_ptr", "terms_ptr")
 _SIZES = ("heads_q", "seqlen_q", "padded", "dlse_rows")
+#: And of heads with fewer columns than the kernel's.
+_EIGHTHS = ("eighths_v",)
 _AS_NUMBERS = (
     "Two numbers of each query row: its LSE in base 2, and D = sum(dO * O) - dLSE, which every dS of the row subtracts.",
     "",
@@ -31,6 +33,8 @@ FOR_ROWS = (
     "for_rows = (out, dout, lse, dlse_or_any, terms, *(n // 8 for x in (out, dout) for n in x.stride()[:3]))",
     "for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q)",
 )
+#: The same of kernels that take heads of fewer columns.
+FOR_NARROWER_ROWS = (FOR_ROWS[0], FOR_ROWS[1].replace("else seqlen_q)", "else seqlen_q, eighths_v)"))
 
 
 def strides(tensors: tuple[str, ...]) -> list[str]:
@@ -107,10 +111,19 @@ class RowTerms(ABC):
         for piece in self.v_pieces:
             for name, stride in (("out", "stride_os"), ("dout", "stride_ds")):
                 start = f" + {piece.start}" if piece.start else ""
-                at = f"{name}_ptr{start}, {stride}, seqlen_q - row, ROWS, {piece.width}, True"
+                at = f"{name}_ptr{start}, {stride}, seqlen_q - row, ROWS, {piece.width}, True{', eighths_v' * self.narrower}"
                 lines.append(f"{name} = load_rows({at}).to(tl.float32)")
             lines.append("delta += tl.sum(out * dout, 1)")
         return tuple(lines)
+
+    @property
+    def narrower(self) -> bool:
+        """Whether heads of fewer columns are taken as well."""
+        return False
+
+    @property
+    def _row_sizes(self) -> tuple[str, ...]:
+        return (*_SIZES, *(_EIGHTHS if self.narrower else ()))
 
     @property
     def _row_tensors(self) -> tuple[str, ...]:
@@ -121,11 +134,11 @@ class RowTerms(ABC):
     def unspecialized_rows(self) -> str:
         """Places of strides and sizes among the arguments."""
         first = len(self._row_tensors)
-        return f"range({first}, {first + 6 + len(_SIZES)})"
+        return f"range({first}, {first + 6 + len(self._row_sizes)})"
 
     @property
     def row_terms_signature(self) -> str:
         """The head of the kernel."""
         scales = ("scale_log2", "scale") if self.in_pieces else ()
-        text = ", ".join([*self._row_tensors, *strides(("out", "dout")), *_SIZES, *scales])
+        text = ", ".join([*self._row_tensors, *strides(("out", "dout")), *self._row_sizes, *scales])
         return in_lines(text, "def row_terms(", "):")

@@ -6,7 +6,7 @@ The index is a JSON list, one object per kernel module, written by the generator
      "family": "hopper_ws",               for people and messages
      "capability": [[9, 0]],              exact (major, minor) pairs, or {"min": [8, 0]} for that and anything newer
      "head_dim_qk": 128, "head_dim_v": 128,
-     "head_dim_min": 72,                  optional, of serving kernels: they also take heads with fewer columns, a multiple of 8 from ... on
+     "head_dim_min": 72,                  optional: it also takes heads with fewer columns, a multiple of 8 from ... on
      "mask": "causal",                    none, causal or window; a window kernel takes any (left, right) at run time
      "dtypes": ["bf16", "fp16"],          or ["fp8"] or ["fp8", "e5m2"]: e4m3 or e5m2 in, bf16 out, `launching.e4m3_launcher`
      "seqlen_q_min": 0,                   optional, 0: query rows of a sequence from ...
@@ -102,7 +102,6 @@ class Entry(Shipped):
     cache: str = ""
     #: Fewest columns of heads, a multiple of 8, that it takes as well; 0: only its own.
     head_dim_min: int = 0
-    #: Of serving kernels, whether it is for keys and queries of a sequence that lie together only: no pages, nothing packed.
 
     def covers(self, capability: tuple[int, int], dtype: str, head_dim_qk: int, head_dim_v: int, mask: str) -> bool:
         """Whether the kernel computes such problems, for some query length."""
@@ -172,6 +171,14 @@ def head_dims(
     known = shipped() if entries is None else entries
     pairs = {(e.head_dim_qk, e.head_dim_v) for e in known}
     return tuple(sorted(p for p in pairs if candidates(capability, dtype, *p, mask, known)))
+
+
+def widened(
+    capability: tuple[int, int], dtype: str, head_dim_qk: int, head_dim_v: int, mask: str, entries: tuple[Entry, ...]
+) -> tuple[int, int] | None:
+    """Those of `head_dims` with the fewest columns into which such heads fit; None where none do."""
+    fitting = (p for p in head_dims(capability, dtype, mask, entries) if head_dim_qk <= p[0] and head_dim_v <= p[1])
+    return min(fitting, key=sum, default=None)
 
 
 def widest_of_any(capability: tuple[int, int], dtype: str, entries: tuple[Entry, ...]) -> int:

@@ -12,6 +12,7 @@ import torch
 
 from tilecast.kernels import registry
 from tilecast.kernels.errors import UnsupportedError, check_agreement, scale_refusal
+from tilecast.kernels.padding import padded
 from tilecast.kernels.starting import on_device
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -61,10 +62,21 @@ def kernel_refusal(
     for known, known_v in served:
         if head_dim == known and head_dim_v == known_v:
             return None
-    have = ", ".join([f"{a}" if a == b else f"{a}/{b}" for a, b in served])
-    got = f"{head_dim}" if head_dim == head_dim_v else f"{head_dim}/{head_dim_v}"
-    what = "a shipped kernel has" if direction == "fwd" else "a shipped backward pass has"
-    return f"head_dim: expected one that {what} ({have}), got {got}; fallback='sdpa' runs it"
+    got = _dims_text(head_dim, head_dim_v)
+    what = "a shipped kernel" if direction == "fwd" else "a shipped backward pass"
+    if names is not DTYPE_NAMES:
+        have = ", ".join([_dims_text(*pair) for pair in served])
+        return f"head_dim: expected one that {what} has ({have}), got {got}; fallback='sdpa' runs it"
+    for known, known_v in served:  # zeros behind the last column change nothing
+        if head_dim <= known and head_dim_v <= known_v:
+            return None
+    widest = [(a, b) for a, b in served if not any(c >= a and d >= b and (c, d) != (a, b) for c, d in served)]
+    have = " or ".join([_dims_text(*pair) for pair in widest])
+    return f"head_dim: expected at most that of {what} ({have}), got {got}; fallback='sdpa' runs it"
+
+
+def _dims_text(head_dim: int, head_dim_v: int) -> str:
+    return f"{head_dim}" if head_dim == head_dim_v else f"{head_dim}/{head_dim_v}"
 
 
 def _served(kind: str, device: int, dtype: str, mask: str, direction: str) -> tuple[tuple[int, int], ...] | str:
@@ -115,22 +127,25 @@ def find_kernels(
         raise UnsupportedError(refused)
     capability = capability_of(q.device.type, device)
     assert not isinstance(capability, str)
+    problem = mask, _entries(direction)
+    entries, wider = registry.candidates(capability, names[dtype], head_dim, head_dim_v, *problem), None
+    if not entries:
+        wider = registry.widened(capability, names[dtype], head_dim, head_dim_v, *problem)
+        assert wider is not None
+        entries = registry.candidates(capability, names[dtype], *wider, *problem)
     try:
-        found = tuple(
-            (
-                e.seqlen_q_min,
-                e.seqlen_q_max,
-                on_device(registry.launcher(e), device),
-                e.mask == "window",
-                e.seqlen_k_max,
-            )
-            for e in registry.candidates(capability, names[dtype], head_dim, head_dim_v, mask, _entries(direction))
-        )
+        launches = [registry.launcher(e) for e in entries]
     except ImportError as error:
         raise UnsupportedError(
             f"attention: the kernels need Triton 3.6 or newer, and importing one gave '{error}'; "
             "pip install 'tilecast[gpu]', or use fallback='sdpa'"
         ) from error
+    if wider is not None:
+        launches = [padded(launch, *wider, direction) for launch in launches]
+    found = tuple(
+        (e.seqlen_q_min, e.seqlen_q_max, on_device(launch, device), e.mask == "window", e.seqlen_k_max)
+        for e, launch in zip(entries, launches, strict=True)
+    )
     if known is None:
         known = forward_kernels if direction == "fwd" else backward_kernels
     known[(device, dtype, head_dim, head_dim_v, mask)] = found

@@ -14,7 +14,7 @@ from tilecast.codegen.masks import keys_seen_and_masked
 from tilecast.codegen.part_sums import PartSums
 from tilecast.codegen.pieces import Piece, pieces
 from tilecast.codegen.render import BEST_ALLOCATION
-from tilecast.codegen.row_terms import FOR_ROWS, RowTerms, strides
+from tilecast.codegen.row_terms import FOR_NARROWER_ROWS, RowTerms, strides
 from tilecast.model.kernel.variants import fa3_backward
 from tilecast.model.kernel.variants.fa3_backward import Fa3BackwardVariant
 from tilecast.model.kernel.workload import Workload
@@ -214,7 +214,7 @@ class HopperBackward(RowTerms, PartSums):
     @property
     def last_signature(self) -> str:
         """The head of the kernel that rounds dQ."""
-        names = ("sums_ptr", "dq_ptr", "counters_ptr", *strides(("dq",)), "heads_q", "seqlen_q", "padded")
+        names = ("sums_ptr", "dq_ptr", "counters_ptr", *strides(("dq",)), "heads_q", "seqlen_q", "padded", "eighths")
         return in_lines(", ".join((*names, "scale_log2", "scale")), "def round_dq(", "):")
 
     @property
@@ -247,7 +247,12 @@ class HopperBackward(RowTerms, PartSums):
     @property
     def host(self) -> Host:
         """What windows the host takes."""
-        return Host(self.mask, self.head_dim, self.head_dim_v, (), "")
+        return Host(self.mask, self.head_dim, self.head_dim_v, (), "", narrower=self.narrower)
+
+    @property
+    def narrower(self) -> bool:
+        """The copy engine brings zeros for columns that heads do not have."""
+        return True
 
     @property
     def head_dim_qk(self) -> int:
@@ -262,15 +267,16 @@ class HopperBackward(RowTerms, PartSums):
         return (
             "boxes = []",
             *in_lines(boxes, "for x, count in (", "):", 116).split("\n"),
-            "    block = [1, 1, count.value, 64 if count is KEYS else x.shape[3]]",
+            "    columns = HEAD_DIM.value if x.dtype == q.dtype else x.shape[3]",
+            "    block = [1, 1, count.value, 64 if count is KEYS else columns]",
             "    layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(x.dtype)])",
             "    boxes.append(TensorDescriptor.from_tensor(x, block, layout))",
-            *(line.replace("terms,", row_tensors) for line in FOR_ROWS),
+            *(line.replace("terms,", row_tensors) for line in FOR_NARROWER_ROWS),
             "key_blocks, heads = triton.cdiv(seqlen_k, TILE_N.value), batch * sum_heads",
             "sizes = (seqlen_q, seqlen_k, heads_q, group, part, key_blocks, heads, padded, int(deterministic))",
             "row_blocks = padded // ROWS.value * batch * heads_q",
             "dq_blocks = padded // TILE_M.value * batch * heads_q",
-            "for_dq = (sums, dq, counters, *(n // 8 for n in dq.stride()[:3]), heads_q, seqlen_q, padded)",
+            "for_dq = (sums, dq, counters, *(n // 8 for n in dq.stride()[:3]), heads_q, seqlen_q, padded, eighths)",
             "return (",
             "    (row_terms, (row_blocks, 1, 1), for_rows),",
             f"    (gradients, (min(key_blocks * heads, multiprocessors(q.device.index)), 1, 1), (*boxes, {', '.join(self._pointers)}, *sizes)),",

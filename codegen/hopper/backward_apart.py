@@ -13,7 +13,7 @@ from tilecast.codegen.host import Host
 from tilecast.codegen.masks import keys_seen_and_masked
 from tilecast.codegen.part_sums import PartSums
 from tilecast.codegen.pieces import Piece, pieces
-from tilecast.codegen.row_terms import FOR_ROWS, RowTerms
+from tilecast.codegen.row_terms import FOR_NARROWER_ROWS, RowTerms
 from tilecast.model.kernel.variants import fa3_backward_apart as family
 from tilecast.model.kernel.variants.fa3_backward_apart import Fa3BackwardApartVariant
 from tilecast.model.kernel.workload import Workload
@@ -74,7 +74,12 @@ class HopperBackwardApart(RowTerms, PartSums):
     @property
     def host(self) -> Host:
         """What windows the host takes."""
-        return Host(self.mask, self.head_dim_qk, self.head_dim_v, (), "")
+        return Host(self.mask, self.head_dim_qk, self.head_dim_v, (), "", narrower=self.narrower)
+
+    @property
+    def narrower(self) -> bool:
+        """The copy engine brings zeros for columns that heads do not have."""
+        return True
 
     def signature(self, name: str, written: tuple[str, ...]) -> str:
         """The head of a kernel of products, and the tensors that it writes."""
@@ -96,7 +101,7 @@ class HopperBackwardApart(RowTerms, PartSums):
             f"block = [1, 1, TILE.value, {self.head_dim_qk}]",
             "layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(q.dtype)])",
             "boxes = [TensorDescriptor.from_tensor(x, block, layout) for x in (q, dout, k, v, made_dk, made_dv, dq)]",
-            *FOR_ROWS,
+            *FOR_NARROWER_ROWS,
             "query_blocks, key_blocks = triton.cdiv(seqlen_q, 2 * TILE.value), triton.cdiv(seqlen_k, TILE.value)",
             "heads = batch * heads_q",
             "sizes = (seqlen_q, seqlen_k, heads_q, group, part, key_blocks, query_blocks, heads, padded)",

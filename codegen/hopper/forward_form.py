@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import getsource
 
 from tilecast.codegen.gluon import OUTPUT_ARGUMENTS, GluonKernel, sizes_statement
@@ -84,7 +84,13 @@ class HopperForm(GluonKernel):
         window = ("window_left", "window_right") if self.mask == "window" else ()
         dealt = () if self.scheduler == "grid" else ("heads", "turns")
         factors = ("factors",) if self.fp8 else ()
-        return ("seqlen_q", "seqlen_k", *window, "heads_q", "group", "query_blocks", *dealt, *factors)
+        eighths = ("eighths",) if self.narrower else ()
+        return ("seqlen_q", "seqlen_k", *window, "heads_q", "group", "query_blocks", *dealt, *factors, *eighths)
+
+    @property
+    def narrower(self) -> bool:
+        """Whether heads of fewer columns are taken as well, for which the copy engine brings zeros."""
+        return not self.fp8 and self.head_dim_qk == self.head_dim_v
 
     @property
     def wide(self) -> bool:
@@ -157,9 +163,10 @@ class HopperForm(GluonKernel):
                 "programs = min(sms, query_blocks * heads)",
                 "turns = triton.cdiv(query_blocks * heads, programs)",
             ]
-        values = ("heads_q // heads_kv" if name == "group" else name for name in self.sizes)
-        lines += [sizes_statement(values)]
-        return Host(self.mask, self.head_dim_qk, self.head_dim_v, tuple(lines), OUTPUT_ARGUMENTS)
+        made = Host(self.mask, self.head_dim_qk, self.head_dim_v, (), OUTPUT_ARGUMENTS, narrower=self.narrower)
+        lines += [f"eighths = {made.eighths('v')}"] if self.narrower else []
+        lines += [sizes_statement("heads_q // heads_kv" if name == "group" else name for name in self.sizes)]
+        return replace(made, statements=tuple(lines))
 
     @property
     def counts_programs(self) -> bool:

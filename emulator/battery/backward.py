@@ -52,6 +52,8 @@ class Gradient:
     again: bool = False
     mode: str = "late"
     seed: int = 0
+    #: Columns that heads of queries and keys, and of values, have less than the kernel.
+    fewer: tuple[int, int] = (0, 0)
     #: As many as items, or 1, whose program has all: where programs run one after the other, the first of two that stay would wait for
     #: the second.
     sms: int = 4096
@@ -63,6 +65,7 @@ class Gradient:
             self.mode + (f" (seed {self.seed})" if self.mode == "random" else ""), *(["dlse"] if self.with_dlse else []), *(["any order"] if self.any_order else []),
             *([f"{self.sms} SMs"] if self.sms < 4096 else []),
             *([f"scale {self.scale:g}"] if self.scale is not None else []),
+            *(["{} and {} columns fewer".format(*self.fewer)] if any(self.fewer) else []),
         ]  # fmt: skip
         return f"{self.name}: {', '.join(words)}"
 
@@ -93,6 +96,12 @@ class BackwardBench(LaunchBench):
         heads = self.number("HEADS_ABREAST", 4) + 1
         yield replace(base, name="more heads than go abreast", heads=(heads, heads), rows=3, keys=n + 1)
         yield replace(base, name="heads of a group", heads=(6, 2), rows=m - 1, keys=n + 1, gaps=True)
+        # Queries enough of heads enough for a sum to have parts, the last of a head less; a rule says so that counts what programs do once.
+        heads, rows = (15, 150) if self.number("DEALT", 0) else (31, 180)
+        yield replace(base, name="parts of a group", heads=(heads, 1), rows=rows, keys=rows, kind="flat")
+        if hasattr(self.loaded.module, "within"):
+            narrow = replace(base, name="narrower heads", rows=m + 9, keys=n + 7, fewer=(16, 24))
+            yield from (narrow, replace(narrow, heads=(heads, 1), rows=rows, keys=rows, dtype="bf16", fewer=(8, 0)))
         yield replace(base, name="more rows than keys", rows=2 * m + n + 5, keys=n - 30, kind="flat")
         yield replace(base, name="gradient of the log-sum-exp", with_dlse=True, heads=(2, 1), batch=2, rows=m // 2)
         for scale in (1e-30, 1.0):
@@ -140,7 +149,8 @@ class BackwardBench(LaunchBench):
             self._run(problem, 0.7 * scale, problem.seed + 1)
 
     def _run(self, problem: Gradient, scale: float, seed: int) -> None:
-        given = _inputs(problem, self._dims, self._window, scale, seed)
+        dims = self._dims[0] - problem.fewer[0], self._dims[1] - problem.fewer[1]
+        given = _inputs(problem, dims, self._window, scale, seed)
 
         def launched(watcher: Watcher | None = None) -> dict[str, Array]:
             tensors = {name: Array(value, name) for name, value in given.items()}

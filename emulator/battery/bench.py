@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Sequence
 
 from tilecast.emulator.battery.coverage import Coverage
@@ -76,6 +77,8 @@ class Bench:
         """Whether the kernel has what the problem is about."""
         if problem.heads_in_l2 is not None:
             return self.caches.found > 0
+        if any(problem.fewer):
+            return "eighths" in inspect.signature(self.kernel.module.attention.fn).parameters
         return problem.again != "plan" or all(hasattr(self.kernel.module, name) for name in ("plan", "attention"))
 
     def todo(self) -> Sequence[Problem]:
@@ -106,7 +109,8 @@ class Bench:
             self._launch(problem, 0.7 * scale, 1, planned=problem.again == "plan")
 
     def _launch(self, problem: Problem, scale: float, seed: int, planned: bool = False) -> None:
-        q, k, v = inputs(problem, self.workload.head_dim_qk, self.workload.head_dim_v, seed)
+        dims = self.workload.head_dim_qk - problem.fewer[0], self.workload.head_dim_v - problem.fewer[1]
+        q, k, v = inputs(problem, *dims, seed)
 
         def launched(watcher: Watcher | None = None) -> Emulation:
             return self.kernel.run(

@@ -40,6 +40,8 @@ class Problem:
     heads_in_l2: int | None = None
     #: Whether indices are followed to far larger problems: not in each of many that differ by a residue.
     followed: bool = True
+    #: Columns that heads of queries and keys, and of values, have less than the kernel.
+    fewer: tuple[int, int] = (0, 0)
 
     def label(self) -> str:
         """For messages, and for ``--case``."""
@@ -48,6 +50,7 @@ class Problem:
             *([f"window {self.window[0]},{self.window[1]}"] if self.stage == "window" or self.window[0] >= 0 else []),
             self.dtype, f"{self.kind} inputs", f"{self.mode}" + (f" (seed {self.seed})" if self.mode == "random" else ""),
             *([f"scale {self.scale:g}"] if self.scale is not None else []),
+            *(["{} and {} columns fewer".format(*self.fewer)] if any(self.fewer) else []),
         ]  # fmt: skip
         return f"{self.name}: {', '.join(words)}"
 
@@ -101,6 +104,7 @@ def _tiles(shape: Shape, base: Problem) -> Iterator[Problem]:
     m, n = shape.tile_rows, shape.block_keys
     yield replace(base, name="several tiles", batch=2, heads=(4, 2), rows=m + 44, keys=n + 72, kind="steep")
     yield replace(base, name="many blocks", rows=m // 2 + 9, keys=9 * n + 5, dtype="bf16", window=shape.window)
+    yield replace(base, name="narrower heads", heads=(2, 1), rows=m // 2 + 9, keys=n + 9, fewer=(16, 24))
     yield replace(base, name="more rows than keys", heads=(3, 1), rows=m + 1, keys=70, dtype="bf16", kind="steep")
     yield replace(base, name="heads in groups", heads=(3, 3), rows=m + 3, keys=n + 3, heads_in_l2=2)
     if shape.mask == "causal":

@@ -389,18 +389,25 @@ def query_role(g: gl.constexpr, dq_desc, shared, problem):
 
 # -- kernels -----------------------------------------------------------------------------------------------------------
 @triton.jit
-def load_rows(ptr, stride, valid, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHECKED: tl.constexpr):
-    """ROWS x COLUMNS of a matrix with rows 8 `stride` apart at `ptr`; if CHECKED, rows from `valid` on read as zero."""
+def load_rows(ptr, stride, valid, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHECKED: tl.constexpr, eighths=None):
+    """ROWS x COLUMNS of a matrix with rows 8 `stride` apart at `ptr`; if CHECKED, rows from `valid` on read as zero, and columns that are not there."""
     rows = tl.arange(0, ROWS)[:, None]
     pointers = ptr + rows * (stride * 8) + tl.arange(0, COLUMNS)[None, :]
-    return tl.load(pointers, mask=rows < valid, other=0.0) if CHECKED else tl.load(pointers)
+    return tl.load(pointers, mask=within(rows < valid, COLUMNS, eighths), other=0.0) if CHECKED else tl.load(pointers)
+
+
+@triton.jit
+def within(there, COLUMNS: tl.constexpr, eighths):
+    """Which columns of rows are there: of rows that are, all, or the first ``eighths`` times 8 of heads with fewer than the kernel's."""
+    # In eights, so that it is plain that 16 bytes are there or not.
+    return there if eighths is None else there & (tl.arange(0, COLUMNS)[None, :] // 8 < eighths)
 
 
 # Numbers vary from call to call: without this their divisibility by 16 would recompile.  Strides, which are whole 8
 # elements, come in that unit, so that rows are always read 16 bytes at a time and added up in the same order.
-@triton.jit(do_not_specialize=range(5, 15))
+@triton.jit(do_not_specialize=range(5, 16))
 def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, stride_ob, stride_oh, stride_os, stride_db, stride_dh,
-              stride_ds, heads_q, seqlen_q, padded, dlse_rows):  # fmt: skip
+              stride_ds, heads_q, seqlen_q, padded, dlse_rows, eighths_v):  # fmt: skip
     """Two numbers of each query row: its LSE in base 2, and D = sum(dO * O) - dLSE, which every dS of the row subtracts.
 
     Rows past the end, and rows that saw no key, get an LSE of +inf: exp2(anything - inf) is 0, so P is, and with D = 0 dS.
@@ -413,8 +420,8 @@ def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, stride_ob, stride
     out_ptr += (batch * stride_ob + head * stride_oh + row.to(tl.int64) * stride_os) * 8
     dout_ptr += (batch * stride_db + head * stride_dh + row.to(tl.int64) * stride_ds) * 8
     delta = tl.zeros([ROWS], tl.float32)
-    out = load_rows(out_ptr, stride_os, seqlen_q - row, ROWS, 256, True).to(tl.float32)
-    dout = load_rows(dout_ptr, stride_ds, seqlen_q - row, ROWS, 256, True).to(tl.float32)
+    out = load_rows(out_ptr, stride_os, seqlen_q - row, ROWS, 256, True, eighths_v).to(tl.float32)
+    dout = load_rows(dout_ptr, stride_ds, seqlen_q - row, ROWS, 256, True, eighths_v).to(tl.float32)
     delta += tl.sum(out * dout, 1)
     lse = tl.load(lse_ptr + batch_head * seqlen_q + rows, mask=rows < seqlen_q, other=float("-inf"))
     delta -= tl.load(dlse_ptr + batch_head * seqlen_q + rows, mask=rows < dlse_rows, other=0.0)
@@ -482,7 +489,7 @@ def query_gradients(q_desc, dout_desc, k_desc, v_desc, dq_desc, terms, seqlen_q,
 
 
 @triton.jit
-def add_up(parts_ptr, part_rows, parts, out_ptr, stride, valid, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+def add_up(parts_ptr, part_rows, parts, out_ptr, stride, valid, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, eighths):
     """ROWS x COLUMNS of dK or dV: what ``parts``, each ``part_rows`` rows of WIDTH after the one before, add up to, in that order."""
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for part in range(parts):
@@ -490,12 +497,12 @@ def add_up(parts_ptr, part_rows, parts, out_ptr, stride, valid, WIDTH: tl.conste
         total += load_rows(part_ptr, WIDTH // 8, valid, ROWS, COLUMNS, True).to(tl.float32)
     rows = tl.arange(0, ROWS)[:, None]
     pointers = out_ptr + rows * (stride * 8) + tl.arange(0, COLUMNS)[None, :]
-    tl.store(pointers, total.to(out_ptr.dtype.element_ty), mask=rows < valid)
+    tl.store(pointers, total.to(out_ptr.dtype.element_ty), mask=within(rows < valid, COLUMNS, eighths))
 
 
-@triton.jit(do_not_specialize=range(4, 13))
+@triton.jit(do_not_specialize=range(4, 15))
 def sum_parts(dk_parts_ptr, dv_parts_ptr, dk_ptr, dv_ptr, stride_dkb, stride_dkh, stride_dks, stride_dvb, stride_dvh,
-              stride_dvs, heads_kv, seqlen_k, parts, scale_log2, scale):  # fmt: skip
+              stride_dvs, heads_kv, seqlen_k, parts, eighths, eighths_v, scale_log2, scale):  # fmt: skip
     """dK and dV of ROWS keys of a head, from those of the parts of its query heads."""
     blocks = tl.cdiv(seqlen_k, ROWS)
     batch_head = (tl.program_id(0) // blocks).to(tl.int64)
@@ -506,8 +513,8 @@ def sum_parts(dk_parts_ptr, dv_parts_ptr, dk_ptr, dv_ptr, stride_dkb, stride_dkh
     dv_ptr += (batch * stride_dvb + head * stride_dvh + row.to(tl.int64) * stride_dvs) * 8
     dk_parts_ptr += first_row * 256
     dv_parts_ptr += first_row * 256
-    add_up(dk_parts_ptr, seqlen_k, parts, dk_ptr, stride_dks, valid, 256, 256)
-    add_up(dv_parts_ptr, seqlen_k, parts, dv_ptr, stride_dvs, valid, 256, 256)
+    add_up(dk_parts_ptr, seqlen_k, parts, dk_ptr, stride_dks, valid, 256, 256, eighths)
+    add_up(dv_parts_ptr, seqlen_k, parts, dv_ptr, stride_dvs, valid, 256, 256, eighths_v)
 
 
 @lru_cache(maxsize=256)
@@ -530,8 +537,9 @@ def query_head_parts(
         return max(heads * rows + once, programs * (group * mean + -(-group // heads) * once) / sms)
 
     found = [n for n in range(1, group + 1) if (-(-group // n) - 1) * once <= 0.06 * group * mean]
-    best = min(found, key=alone, default=group)
-    return -(-group // best) if alone(best) < 0.95 * alone(group) else 1
+    least = min(map(alone, found))
+    # The fewest parts that are about as good.
+    return -(-group // max(n for n in found if alone(n) <= 1.05 * least))
 
 
 @lru_cache(maxsize=16)
@@ -549,7 +557,8 @@ def workspaces(q, k, v, terms, window_left, window_right):
     if q.device.type == "cuda" and q.numel() and k.numel():
         parts = query_head_parts(heads_q // heads_kv, heads_kv, seqlen_q, seqlen_k, -1, 0, TILE.value, 160,
                          multiprocessors(q.device.index))  # fmt: skip
-    dk_parts, dv_parts = (x.new_empty((batch, heads_kv * parts, *x.shape[2:])) if parts > 1 else None for x in (k, v))
+    rows = (batch, heads_kv * parts, seqlen_k)
+    dk_parts, dv_parts = (q.new_empty((*rows, width)) if parts > 1 else None for width in (256, 256))
     return dk_parts, dv_parts
 
 
@@ -562,10 +571,12 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, dk_parts, dv_parts, w
     (batch, heads_q, seqlen_q, _), (_, heads_kv, seqlen_k, _) = q.shape, k.shape
     rows, keys = (batch, heads_q, seqlen_q), (batch, heads_kv, seqlen_k)
     dtype = str(q.dtype) if str(q.dtype) in DTYPES else "bf16 or fp16"
+    taken = "a multiple of 8 up to 256"
+    head_dim, head_dim_v = (n if n in range(8, 257, 8) else taken for n in (q.shape[-1], v.shape[-1]))
     tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dq": dq, "dk": dk, "dv": dv}
     for name, x in tensors.items():
         extents = keys if name[-1] in "kv" else rows
-        width = 256 if name[-1] in "qk" else 256
+        width = head_dim if name[-1] in "qk" else head_dim_v
         want = (*extents, width), dtype, q.device, [0, 0, 0], (1,), 0
         got = tuple(x.shape), str(x.dtype), x.device, [n % 8 for n in x.stride()[:3]], x.stride()[3:], x.data_ptr() % 16
         if got != want:
@@ -580,6 +591,7 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, dk_parts, dv_parts, w
             )
     if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
         return ()
+    eighths, eighths_v = None if head_dim == 256 else head_dim // 8, None if head_dim_v == 256 else head_dim_v // 8
     group, last = heads_q // heads_kv, ()
     part, sum_heads, made_dk, made_dv = group, heads_kv, dk, dv
     if dk_parts is not None:
@@ -587,12 +599,14 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, dk_parts, dv_parts, w
         part = triton.cdiv(group, sum_heads // heads_kv)
         for_sums = (dk_parts, dv_parts, dk, dv, *(n // 8 for x in (dk, dv) for n in x.stride()[:3]))
         blocks = triton.cdiv(seqlen_k, ROWS.value) * batch * heads_kv
-        last = ((sum_parts, (blocks, 1, 1), (*for_sums, heads_kv, seqlen_k, sum_heads // heads_kv)),)
+        last = (
+            (sum_parts, (blocks, 1, 1), (*for_sums, heads_kv, seqlen_k, sum_heads // heads_kv, eighths, eighths_v)),
+        )
     block = [1, 1, TILE.value, 256]
     layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(q.dtype)])
     boxes = [TensorDescriptor.from_tensor(x, block, layout) for x in (q, dout, k, v, made_dk, made_dv, dq)]
     for_rows = (out, dout, lse, dlse_or_any, terms, *(n // 8 for x in (out, dout) for n in x.stride()[:3]))
-    for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q)
+    for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q, eighths_v)
     query_blocks, key_blocks = triton.cdiv(seqlen_q, 2 * TILE.value), triton.cdiv(seqlen_k, TILE.value)
     heads = batch * heads_q
     sizes = (seqlen_q, seqlen_k, heads_q, group, part, key_blocks, query_blocks, heads, padded)
@@ -608,7 +622,7 @@ def launch(q, k, v, out, lse, dout, dq, dk, dv, scale, window_left=-1, window_ri
     """Write the gradients of launch(q, k, v, out, lse, scale) of the forward pass to `dq`, `dk` and `dv`.
 
     q, dq, out, dout: (batch, heads_q, seqlen_q, 256); k, v, dk, dv: (batch, heads_kv, seqlen_k, 256); all bf16 or all fp16, unit
-    last stride, rows that start at 16 bytes.  lse, as the forward pass wrote it, and dlse, its gradient where it has one:
+    last stride, rows that start at 16 bytes; or all with fewer columns, a multiple of 8.  lse, as the forward pass wrote it, and dlse, its gradient where it has one:
     (batch, heads_q, seqlen_q), float32, contiguous.  terms: (batch, heads_q, 2, seqlen_q rounded up to PADDED), float32:
     written here, allocated where it is None.
     """

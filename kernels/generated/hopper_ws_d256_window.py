@@ -138,7 +138,7 @@ def issue_pv(p, v, o):
 # -- work, keys, results -----------------------------------------------------------------------------------------------
 # One launch: outputs (strides in units of 8 elements), sizes, and how work is dealt to programs.
 Problem = namedtuple("Problem", "out lse stride_b stride_h stride_s seqlen_q seqlen_k window_left window_right heads_q "
-                     "group query_blocks heads turns scale_log2")  # fmt: skip
+                     "group query_blocks heads turns eighths scale_log2")  # fmt: skip
 
 
 @gluon.jit
@@ -200,6 +200,15 @@ def store_lse(problem, lse, batch, head, row):
 
 
 @gluon.jit
+def within(there, columns, eighths):
+    """Which columns of rows are there: of rows that are, all, or the first ``eighths`` times 8 of heads with fewer than the kernel's."""
+    found = there[:, None]
+    if eighths is not None:
+        found = found & (columns // 8 < eighths)[None, :]
+    return found
+
+
+@gluon.jit
 def store_rows(problem, o, factor, batch, head, row):
     """O times a number per row."""
     layout: gl.constexpr = store_layout(o.shape[1])
@@ -209,7 +218,7 @@ def store_rows(problem, o, factor, batch, head, row):
     columns = gl.arange(0, o.shape[1], layout=gl.SliceLayout(0, layout))
     pointers = problem.out + 8 * (start + rows.to(gl.int64) * own_copy(problem.stride_s))[:, None] + columns[None, :]
     o = scaled(o, factor).to(problem.out.dtype.element_ty)
-    gl.store(pointers, gl.convert_layout(o, layout), mask=(rows < problem.seqlen_q)[:, None])
+    gl.store(pointers, gl.convert_layout(o, layout), mask=within(rows < problem.seqlen_q, columns, problem.eighths))
 
 
 # -- softmax -----------------------------------------------------------------------------------------------------------
@@ -427,12 +436,12 @@ def consumer_role(g: gl.constexpr, q, k, v, problem):
 
 
 # Sizes vary from call to call: specialised on them, the kernel would be compiled anew for many.
-@gluon.jit(do_not_specialize=range(5, 17))
+@gluon.jit(do_not_specialize=range(5, 18))
 def attention(q_desc, k_desc, v_desc, out, lse, stride_b, stride_h, stride_s, seqlen_q, seqlen_k, window_left,
-              window_right, heads_q, group, query_blocks, heads, turns, scale_log2):  # fmt: skip
+              window_right, heads_q, group, query_blocks, heads, turns, eighths, scale_log2):  # fmt: skip
     """Allocate, set up the barriers, and start the roles."""
     problem = Problem(out, lse, stride_b, stride_h, stride_s, seqlen_q, seqlen_k, window_left, window_right, heads_q,
-                      group, query_blocks, heads, turns, scale_log2)  # fmt: skip
+                      group, query_blocks, heads, turns, eighths, scale_log2)  # fmt: skip
     gl.assume(turns > 0)
     gl.inline_asm_elementwise(DECLARE, "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1)
     q = make_ring(q_desc, Q_STAGES * WARPGROUPS, 1)
@@ -454,7 +463,9 @@ def plan(q, k, v, out, lse, window_left, window_right):
         raise ValueError(f"q, k: expected 4 extents, heads of q a multiple of k's, got {[*q.shape]}, {[*k.shape]}")
     (batch, heads_q, seqlen_q, _), (_, heads_kv, seqlen_k, _) = q.shape, k.shape
     rows, keys = (batch, heads_q, seqlen_q), (batch, heads_kv, seqlen_k)
-    shapes = {"q": (*rows, 256), "k": (*keys, 256), "v": (*keys, 256), "out": (*rows, 256)}
+    taken = "a multiple of 8 up to 256"
+    head_dim, head_dim_v = (n if n in range(8, 257, 8) else taken for n in (q.shape[-1], v.shape[-1]))
+    shapes = {"q": (*rows, head_dim), "k": (*keys, head_dim), "v": (*keys, head_dim_v), "out": (*rows, head_dim_v)}
     for x, (name, shape) in zip((q, k, v, out), shapes.items()):
         want = shape, str(q.dtype) if str(q.dtype) in DTYPES else "bf16 or fp16", q.device, [0, 0, 0], (1,), 0
         got = tuple(x.shape), str(x.dtype), x.device, [n % 8 for n in x.stride()[:3]], x.stride()[3:], x.data_ptr() % 16
@@ -475,7 +486,9 @@ def plan(q, k, v, out, lse, window_left, window_right):
     sms = triton.runtime.driver.active.utils.get_device_properties(q.device.index)["multiprocessor_count"]
     programs = min(sms, query_blocks * heads)
     turns = triton.cdiv(query_blocks * heads, programs)
-    sizes = (seqlen_q, seqlen_k, window_left, window_right, heads_q, heads_q // heads_kv, query_blocks, heads, turns)
+    eighths = None if head_dim_v == 256 else head_dim_v // 8
+    sizes = (seqlen_q, seqlen_k, window_left, window_right, heads_q, heads_q // heads_kv, query_blocks, heads, turns,
+             eighths)  # fmt: skip
     return (programs, 1, 1), (*descriptors, out, lse, *(n // 8 for n in out.stride()[:3]), *sizes)
 
 
@@ -484,6 +497,7 @@ def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
 
     q, k: (batch, heads_q | heads_kv, seqlen_q | seqlen_k, 256); v, out: the same with 256; all bf16 or all fp16,
     unit last stride, rows that start at 16 bytes.  lse: (batch, heads_q, seqlen_q), float32, contiguous.
+    Or q and k, or v and out, with fewer columns, a multiple of 8: the copy engine brings zeros.
     window_left, window_right: keys before and after the diagonal that a row sees, -1 for no limit.
     """
     if not 0.0 < scale <= 2.0e38:  # the row maximum is taken before scaling; times log2(e), 2e38 is still a float32

@@ -291,8 +291,9 @@ def query_head_parts(
         return max(heads * rows + once, programs * (group * mean + -(-group // heads) * once) / sms)
 
     found = [n for n in range(1, group + 1) if (-(-group // n) - 1) * once <= 0.06 * group * mean]
-    best = min(found, key=alone, default=group)
-    return -(-group // best) if alone(best) < 0.95 * alone(group) else 1
+    least = min(map(alone, found))
+    # The fewest parts that are about as good.
+    return -(-group // max(n for n in found if alone(n) <= 1.05 * least))
 
 
 @lru_cache(maxsize=16)
@@ -310,7 +311,8 @@ def workspaces(q, k, v, terms, window_left, window_right):
     if q.device.type == "cuda" and q.numel() and k.numel():
         parts = query_head_parts(heads_q // heads_kv, heads_kv, seqlen_q, seqlen_k, window_left, window_right,
                          DKV_TILE_N.value, 80, multiprocessors(q.device.index))  # fmt: skip
-    dk_parts, dv_parts = (x.new_empty((batch, heads_kv * parts, *x.shape[2:])) if parts > 1 else None for x in (k, v))
+    rows = (batch, heads_kv * parts, seqlen_k)
+    dk_parts, dv_parts = (q.new_empty((*rows, width)) if parts > 1 else None for width in (96, 96))
     return dk_parts, dv_parts
 
 

@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from support.problems import DIMS, DTYPES, MASKS, NAMES, POISON, bits, inputs, kernel_for, window_of  # noqa: E402
+from support.problems import DIMS, DTYPES, MASKS, NAMES, NARROWER, POISON, bits, entry_of, inputs, kernel_for, window_of  # noqa: E402
 from support.sanitizer import assert_memcheck_finds_nothing  # noqa: E402
 
 from tilecast.kernels import attention, registry  # noqa: E402
@@ -90,10 +90,8 @@ def cancelled(q, k, v, dout, scale):
 def backward_for(q, k, v, window):
     """The backward pass that will run, or skip."""
     kernel_for(q, k, v, window)
-    mask, _, _ = registry.reduce_mask(*window, q.shape[2], k.shape[2])
-    wanted = (torch.cuda.get_device_capability(), NAMES[q.dtype], q.shape[3], v.shape[3], mask, q.shape[2])
-    entry = registry.select(*wanted, registry.shipped_backward())
-    assert entry is not None, f"a forward kernel without a backward pass: {wanted}"
+    entry = entry_of(q, k, v, window, registry.shipped_backward())
+    assert entry is not None, "a forward kernel without a backward pass"
     return entry
 
 
@@ -107,6 +105,23 @@ def backward_for(q, k, v, window):
 def test_accuracy(dims, dtype, mask, seqlen, record) -> None:
     batch, heads, heads_kv = (2, 4, 2) if seqlen <= 1000 else (1, 2, 1)
     check(*inputs(batch, heads, heads_kv, seqlen, seqlen, *dims, dtype), window_of(mask, seqlen), record=record)
+
+
+@pytest.mark.parametrize("lengths", [(77, 300), (300, 77), (640, 640)], ids=str)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dims", NARROWER, ids=str)
+def test_accuracy_of_narrower_heads(dims, mask, lengths) -> None:
+    check(*inputs(2, 6, 2, *lengths, *dims, torch.bfloat16), window_of(mask, max(lengths)), with_lse=True)
+
+
+@pytest.mark.parametrize("heads", [(7, 1), (12, 2), (16, 1), (48, 8)], ids=str)
+@pytest.mark.parametrize("lengths", [(2048, 2048), (2778, 77), (700, 1500)], ids=str)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_accuracy_where_programs_take_parts_of_a_group(dims, mask, lengths, heads) -> None:
+    tensors = inputs(1, *heads, *lengths, *dims, torch.bfloat16)
+    found = check(*tensors, window_of(mask, max(lengths)))
+    assert same_bits(found, check(*tensors, window_of(mask, max(lengths))))
 
 
 @pytest.mark.parametrize("lengths", [(77, 300), (300, 77), (640, 640)], ids=str)
@@ -262,7 +277,7 @@ def test_same_bits_in_100_runs(dims, mask) -> None:
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("dims", DIMS, ids=str)
-@pytest.mark.parametrize("lengths", [(1, 777), (300, 300)], ids=str)
+@pytest.mark.parametrize("lengths", [(1, 777), (300, 300), (1200, 1200)], ids=str)
 def test_same_bits_whatever_else_is_in_the_batch(dims, mask, lengths) -> None:
     window = window_of(mask, max(lengths))
     q, k, v = inputs(40, 8, 2, *lengths, *dims, torch.bfloat16)

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from support.attention import exact, plain  # noqa: E402
-from support.problems import DIMS, DTYPES, MASKS, NAMES, POISON, bits, inputs, kernel_for, window_of  # noqa: E402
+from support.problems import DIMS, DTYPES, MASKS, NAMES, NARROWER, POISON, bits, inputs, kernel_for, window_of  # noqa: E402
 from support.sanitizer import assert_memcheck_finds_nothing  # noqa: E402
 
 from tilecast.kernels import UnsupportedError, attention, registry  # noqa: E402
@@ -65,6 +65,24 @@ def check(q, k, v, window, record=None, kind="randn", scale=None):
 def test_accuracy(dims, dtype, mask, seqlen, record) -> None:
     batch, heads, heads_kv = (2, 4, 2) if seqlen <= 1000 else (1, 2, 1)
     check(*inputs(batch, heads, heads_kv, seqlen, seqlen, *dims, dtype), window_of(mask, seqlen), record)
+
+
+@pytest.mark.parametrize("seqlen", [7, 129, 1000, 2049])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
+@pytest.mark.parametrize("dims", NARROWER, ids=str)
+def test_accuracy_of_narrower_heads(dims, dtype, mask, seqlen) -> None:
+    """Columns beyond a head are NaN, and stay what they are."""
+    tensors = inputs(2, 4, 2, seqlen, seqlen, *dims, dtype)
+    window = window_of(mask, seqlen)
+    out, lse = check(*tensors, window)
+    wide = []
+    for x in tensors:
+        wide.append(x.new_full((*x.shape[:3], x.shape[3] + 16), math.nan))
+        wide[-1][..., : x.shape[3]] = x
+    again, sums = attention(*(x[..., : x.shape[3] - 16] for x in wide), window=window, return_lse=True)
+    assert torch.equal(bits(again), bits(out)) and torch.equal(sums, lse)
+    assert all(x[..., -16:].isnan().all() for x in wide)
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -349,8 +367,8 @@ def test_refusals_on_the_gpu() -> None:
     q, k, v = inputs(1, 2, 2, 5, 5, 64, 64, torch.bfloat16)
     with pytest.raises(UnsupportedError, match="expected dtype"):
         attention(q.float(), k.float(), v.float())
-    with pytest.raises(UnsupportedError, match="head_dim: expected one that a shipped kernel has"):
-        attention(q[..., :40], k[..., :40], v[..., :40])
+    with pytest.raises(UnsupportedError, match="head_dim: expected at most that of a shipped kernel"):
+        attention(*[torch.zeros(1, 2, 5, 264, device="cuda", dtype=torch.bfloat16)] * 3)
     with pytest.raises(ValueError, match="k: expected device cuda:0 as q has, got cpu"):
         attention(q, k.cpu(), v)
     assert attention(q.float(), k.float(), v.float(), fallback="sdpa").dtype == torch.float32

@@ -34,7 +34,7 @@ GROUPED_ABREAST = 32
 GROUPED_BLOCKS = 16, 48
 #: Query rows of a program's loop that take as long as what it does once (K and V come, dK and dV go), and their part of the sum of parts
 #: (docs/notes/backward-kernels.md).
-ONCE_ROWS = 64
+ONCE_ROWS = 96
 #: Items that a program was dealt and not all of its roles have taken.
 DEALT = 2
 #: Numbers of a row that products subtract, and bf16 pieces of a row: the K of a wgmma.

@@ -32,8 +32,9 @@ def query_head_parts(
         return max(heads * rows + once, programs * (group * mean + -(-group // heads) * once) / sms)
 
     found = [n for n in range(1, group + 1) if (-(-group // n) - 1) * once <= 0.06 * group * mean]
-    best = min(found, key=alone, default=group)
-    return -(-group // best) if alone(best) < 0.95 * alone(group) else 1
+    least = min(map(alone, found))
+    # The fewest parts that are about as good.
+    return -(-group // max(n for n in found if alone(n) <= 1.05 * least))
 
 
 def parts_of(workload: Workload, block: int, once: int, machine: Machine) -> int:

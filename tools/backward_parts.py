@@ -1,0 +1,101 @@
+"""What parts of the query heads that share a key/value head are worth to the shipped backward passes, one problem after the other.
+
+    python tools/backward_parts.py OUT.csv [--rounds 11] [--share 0/1]
+
+Each problem by programs that take all query heads of a key/value head, and by such that take parts of them (`query_head_parts`), as CUDA
+graphs of all launches of a pass, L2 evicted before by reading, in turns, medians.  `rule`: what the rule makes of the problem.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import statistics
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from measuring import csv_table, evicting, graph_of, nvidia_smi, share_of, times_us
+
+#: (module, batch, query heads, key/value heads, queries, keys, window before the diagonal).
+PROBLEMS = (
+    *(("hopper_bwd_d128_causal", *one, -1) for one in (
+        (1, 16, 2, 4096, 4096), (8, 16, 2, 4096, 4096), (1, 48, 8, 1024, 1024), (15, 48, 8, 1024, 1024), (1, 14, 2, 1024, 1024),
+        (6, 14, 2, 1024, 1024), (1, 28, 4, 2048, 2048), (8, 28, 4, 2048, 2048), (1, 32, 8, 2048, 2048), (8, 32, 8, 2048, 2048))),
+    *(("hopper_bwd_d128_full", *one, -1) for one in (
+        (6, 28, 4, 197, 197), (22, 14, 2, 197, 197), (1, 16, 2, 2048, 2048), (8, 16, 2, 2048, 2048))),
+    *(("hopper_bwd_d64_causal", *one, -1) for one in ((1, 14, 2, 2048, 2048), (8, 14, 2, 2048, 2048))),
+    ("hopper_bwd_d64_full", 2, 64, 8, 2778, 77, -1),
+    *(("hopper_bwd_d256_causal", *one, -1) for one in ((1, 8, 2, 2048, 2048), (8, 8, 2, 2048, 2048))),
+    ("triton_tma_bwd_d192_128_full", 2, 128, 8, 2778, 77, -1),
+    *(("triton_tma_bwd_d128_window", *one, 512) for one in ((1, 32, 2, 4096, 4096), (8, 32, 2, 4096, 4096))),
+)  # fmt: skip
+FIELDS = ("gpu", "date", "driver", "torch", "triton", "module", "batch", "heads_q", "heads_kv", "queries", "keys", "window_left", "parts",
+          "rule", "us", "sm_clock_mhz")  # fmt: skip
+
+
+def main() -> None:
+    """Measure all problems into a CSV."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--share", default="0/1", help="NUMBER/OF: each OF-th problem from the NUMBER-th on")
+    given = parser.parse_args()
+    evict = evicting()
+    with csv_table(given.out, FIELDS) as add:
+        for _, problem in share_of(PROBLEMS, given.share):
+            for row in measure(problem, given.rounds, evict):
+                add(row)
+                print(row, flush=True)
+
+
+def measure(problem: tuple[Any, ...], rounds: int, evict: Any) -> list[dict[str, Any]]:
+    """The rows of a problem."""
+    import torch
+
+    import tilecast
+    from tilecast.kernels.launching import backward_launcher
+
+    name, batch, heads_q, heads_kv, queries, keys, left = problem
+    module = importlib.import_module(f"tilecast.kernels.generated.{name}")
+    rule, ruled = module.query_head_parts, []
+
+    def forced(parts: int, *numbers: int) -> int:
+        ruled.append(rule(*numbers))
+        return parts
+
+    work = module.TILECAST["workload"]
+    shapes = (
+        (heads_q, queries, work["head_dim_qk"]),
+        (heads_kv, keys, work["head_dim_qk"]),
+        (heads_kv, keys, work["head_dim_v"]),
+    )
+    q, k, v = (torch.randn(batch, *shape, device="cuda", dtype=torch.bfloat16) for shape in shapes)
+    window = (left, 0) if left >= 0 else (-1, 0 if work["mask"] == "causal" else -1)
+    out, lse = tilecast.attention(q, k, v, window=window, return_lse=True)
+    made = torch.randn_like(out), torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    limits = window if work["mask"] == "window" else (-1, -1)
+    group = heads_q // heads_kv
+    graphs, kept = {}, []
+    try:
+        for heads in range(group, 0, -1):
+            parts = -(-group // heads)
+            if parts in graphs:
+                continue
+            module.query_head_parts = partial(forced, parts)
+            launch = backward_launcher(module)
+            kept.append(launch)
+            graphs[parts] = graph_of(partial(launch, q, k, v, out, lse, *made, q.shape[3] ** -0.5, *limits))
+    finally:
+        module.query_head_parts = rule
+    times = times_us({str(parts): graph for parts, graph in graphs.items()}, rounds, evict, "reading")
+    clock = nvidia_smi("clocks.sm")
+    same = dict(zip(("module", "batch", "heads_q", "heads_kv", "queries", "keys", "window_left"), problem, strict=True))
+    medians = {parts: round(statistics.median(times[str(parts)]), 1) for parts in graphs}
+    return [
+        {**same, "parts": parts, "rule": ruled[0], "us": us, "sm_clock_mhz": clock} for parts, us in medians.items()
+    ]
+
+
+if __name__ == "__main__":
+    main()
