@@ -9,7 +9,7 @@ import textwrap
 from dataclasses import dataclass
 
 from tilecast.codegen.gluon import in_lines
-from tilecast.codegen.host import Host
+from tilecast.codegen.host import WINDOW_STATEMENTS, Host
 from tilecast.codegen.masks import keys_seen_and_masked
 from tilecast.codegen.part_sums import PartSums
 from tilecast.codegen.pieces import Piece, pieces
@@ -35,6 +35,7 @@ _BOXES = (
     ("made_dv", "KEYS"),
 )
 _SIZES = ("seqlen_q", "seqlen_k", "heads_q", "group", "part", "key_blocks", "heads", "padded", "in_order")
+_WINDOW = ("window_left", "window_right")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,21 @@ class HopperBackward(RowTerms, PartSums):
     @property
     def sizes(self) -> str:
         """Fields of what the roles know of a launch."""
-        return " ".join((*self._pointers, *_SIZES, "scale_log2", "scale"))
+        return " ".join((*self._pointers, *self._sizes, "scale_log2", "scale"))
+
+    @property
+    def _sizes(self) -> tuple[str, ...]:
+        return (*_SIZES, *(_WINDOW if self.mask == "window" else ()))
+
+    @property
+    def place(self) -> str:
+        """Which of the programs that add to a block of dQ one is."""
+        return "place" if self.mask == "window" else "block"
+
+    @property
+    def hides(self) -> str:
+        """Whether keys must be hidden from queries of a step."""
+        return "(m < whole) | (m >= whole_end)" if self.mask == "window" else "m < whole"
 
     @property
     def _pointers(self) -> tuple[str, ...]:
@@ -204,7 +219,7 @@ class HopperBackward(RowTerms, PartSums):
     def unspecialized(self) -> str:
         """Places of sizes among its arguments."""
         first = len(_BOXES) + len(self._pointers)
-        return f"range({first}, {first + len(_SIZES)})"
+        return f"range({first}, {first + len(self._sizes)})"
 
     @property
     def new_problem(self) -> str:
@@ -265,6 +280,7 @@ class HopperBackward(RowTerms, PartSums):
         boxes = ", ".join(f"({tensor}, {rows})" for tensor, rows in _BOXES)
         row_tensors = "terms, deltas, counters," if self.loaded_terms else "terms, counters,"
         return (
+            *(WINDOW_STATEMENTS if self.mask == "window" else ()),
             "boxes = []",
             *in_lines(boxes, "for x, count in (", "):", 116).split("\n"),
             "    columns = HEAD_DIM.value if x.dtype == q.dtype else x.shape[3]",
@@ -274,6 +290,7 @@ class HopperBackward(RowTerms, PartSums):
             *(line.replace("terms,", row_tensors) for line in FOR_NARROWER_ROWS),
             "key_blocks, heads = triton.cdiv(seqlen_k, TILE_N.value), batch * sum_heads",
             "sizes = (seqlen_q, seqlen_k, heads_q, group, part, key_blocks, heads, padded, int(deterministic))",
+            *(("sizes += (window_left, window_right)",) if self.mask == "window" else ()),
             "row_blocks = padded // ROWS.value * batch * heads_q",
             "dq_blocks = padded // TILE_M.value * batch * heads_q",
             "for_dq = (sums, dq, counters, *(n // 8 for n in dq.stride()[:3]), heads_q, seqlen_q, padded, eighths)",
@@ -288,7 +305,7 @@ class HopperBackward(RowTerms, PartSums):
 
 def context(variant: Fa3BackwardVariant, workload: Workload) -> HopperBackward:
     """The kernels of a variant, which must be writable (`fa3_backward.writable`)."""
-    mask = {"none": "Attention", "causal": "Causal attention"}[workload.mask]
+    mask = {"none": "Attention", "causal": "Causal attention", "window": "Sliding-window attention"}[workload.mask]
     return HopperBackward(
         title=f"{mask} backward on Hopper for head_dim {workload.head_dim_qk}: five products, the same bits every run",
         description=_description(variant, workload),

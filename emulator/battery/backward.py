@@ -52,6 +52,8 @@ class Gradient:
     again: bool = False
     mode: str = "late"
     seed: int = 0
+    #: None: what the kernel is about.
+    window: tuple[int, int] | None = None
     #: Columns that heads of queries and keys, and of values, have less than the kernel.
     fewer: tuple[int, int] = (0, 0)
     #: As many as items, or 1, whose program has all: where programs run one after the other, the first of two that stay would wait for
@@ -66,6 +68,7 @@ class Gradient:
             *([f"{self.sms} SMs"] if self.sms < 4096 else []),
             *([f"scale {self.scale:g}"] if self.scale is not None else []),
             *(["{} and {} columns fewer".format(*self.fewer)] if any(self.fewer) else []),
+            *(["window {},{}".format(*self.window)] if self.window is not None else []),
         ]  # fmt: skip
         return f"{self.name}: {', '.join(words)}"
 
@@ -112,6 +115,8 @@ class BackwardBench(LaunchBench):
             yield replace(
                 loose, name="more heads than go abreast", heads=(abreast + 1, abreast + 1), rows=3, keys=n + 1
             )
+        if self._mask == "window":
+            yield from self._windows(replace(base, name="windows", heads=(2, 1), kind="flat"), m, n)
         # Keys beyond the last one, which score 0, would weigh infinitely much.
         yield replace(base, name="scores far below 0", kind="far below 0", keys=n + n // 2 + 3, heads=(2, 1))
         for seed in (1, 2, 3):
@@ -128,9 +133,28 @@ class BackwardBench(LaunchBench):
             yield replace(base, name="keys about a tile", rows=m + 1, keys=count, kind="flat")
             yield replace(base, name="a diagonal about a tile", rows=count, keys=count, kind="flat")
 
+    def _windows(self, base: Gradient, m: int, n: int) -> Iterator[Gradient]:
+        """One-sided and narrow ones, keys that no query sees, queries that see no key, a left limit of each residue of a block."""
+        for window in ((0, 0), (-1, 3), (17, -1), (-1, -1), (1, 0), (0, n), (m, -1)):
+            yield replace(base, rows=2 * m + 5, keys=2 * n + 9, window=window)
+        yield replace(base, rows=m + 9, keys=5 * n + 7, window=(20, 0), dtype="bf16")
+        yield replace(base, rows=m + 9, keys=5 * n + 7, window=(20, 5), any_order=True, mode="random", seed=2)
+        yield replace(base, rows=3 * m + n, keys=n - 7, window=(30, 40))
+        if self.number("DEALT", 0):
+            yield replace(base, rows=2 * m + 9, keys=4 * n + 60, window=(n + 3, 0), sms=1)
+        for residue in range(0, n, 16):
+            yield replace(
+                base, heads=(1, 1), rows=2 * m + 3, keys=2 * n, window=(m + residue + residue // 16 % 2, residue)
+            )
+
     def synchronises(self, problem: Gradient) -> bool:
         """Whether it is about more than lengths and scales."""
-        return problem.scale is None and " modulo " not in problem.name and not problem.name.endswith("tile")
+        return (
+            problem.scale is None
+            and " modulo " not in problem.name
+            and problem.window is None
+            and not problem.name.endswith("tile")
+        )
 
     @property
     def _dims(self) -> tuple[int, int]:
@@ -138,8 +162,15 @@ class BackwardBench(LaunchBench):
         return int(shape["head_dim_qk"]), int(shape["head_dim_v"])
 
     @property
+    def _mask(self) -> str:
+        return str(self.loaded.header["workload"]["mask"])
+
+    @property
     def _window(self) -> tuple[int, int]:
-        return (-1, 0) if self.loaded.header["workload"]["mask"] == "causal" else (-1, -1)
+        """What a launch is about where no window is asked for: of window kernels one that hides keys on both sides within two blocks."""
+        if self._mask == "window":
+            return self.number("TILE_N", 128) - 2, self.number("TILE_M", 64) // 3
+        return (-1, 0) if self._mask == "causal" else (-1, -1)
 
     def solve(self, problem: Gradient) -> None:
         """Run it, and once more with other numbers and another scale where that is asked for."""
@@ -150,7 +181,8 @@ class BackwardBench(LaunchBench):
 
     def _run(self, problem: Gradient, scale: float, seed: int) -> None:
         dims = self._dims[0] - problem.fewer[0], self._dims[1] - problem.fewer[1]
-        given = _inputs(problem, dims, self._window, scale, seed)
+        window = self._window if problem.window is None else problem.window
+        given = _inputs(problem, dims, window, scale, seed)
 
         def launched(watcher: Watcher | None = None) -> dict[str, Array]:
             tensors = {name: Array(value, name) for name, value in given.items()}
@@ -170,13 +202,13 @@ class BackwardBench(LaunchBench):
                 calls: list[Call] = [(one.label(), functools.partial(self._large, one), {}) for one in LARGE]
                 session.far_launches = far_calls(session, calls)
             self.launch(
-                lambda: launch(*(tensors[name] for name in order), scale, *self._window, **more), problem.mode, problem.seed, problem.sms,
+                lambda: launch(*(tensors[name] for name in order), scale, *window, **more), problem.mode, problem.seed, problem.sms,
                 watcher, counted=watcher is None,
             )  # fmt: skip
             return tensors
 
         done = launched()
-        wanted = gradients(given, scale, self._window, problem.with_dlse)
+        wanted = gradients(given, scale, window, problem.with_dlse)
         ulp = _ULP[problem.dtype]
         found = {}
         for name in _GRADIENTS:
@@ -188,7 +220,7 @@ class BackwardBench(LaunchBench):
         wrong = [name for name in _GRADIENTS if found[name].text]
         if not wrong:
             return
-        steps = BackwardSteps(given, *parts(given, scale, self._window, problem.with_dlse))
+        steps = BackwardSteps(given, *parts(given, scale, window, problem.with_dlse))
         self.source.dataflow.left_out = self.coverage.left_out(lambda: launched(steps))
         right = [name for name in _GRADIENTS if name not in wrong]
         first = found[wrong[0]]
@@ -259,7 +291,7 @@ class BackwardBench(LaunchBench):
                 ("rows of k that are not 16 bytes apart", call("k", lambda x: np.pad(x, [(0, 0)] * 3 + [(0, 4)])[..., :-4])),
                 ("a dout whose columns are not neighbours", call("dout", lambda x: np.repeat(x, 2, 3)[..., ::2])),
                 ("three query heads on two of k", call("q", lambda x: np.repeat(x, 2, 1)[:, :3])),
-                ("a window that the kernel does not have", call("window_left", functools.partial(always, 3))),
+                ("a window that the kernel does not have", call("window_left", functools.partial(always, -2 if self._mask == "window" else 3))),
                 *((f"scale={scale:g}", call("scale", functools.partial(always, scale))) for scale in (0.0, -0.1, float("nan"), 3e38)),
             ],
         )  # fmt: skip

@@ -534,12 +534,15 @@ def query_head_parts(
     programs = heads_kv * -(-seqlen_k // block)
 
     def alone(heads: int) -> float:
-        return max(heads * rows + once, programs * (group * mean + -(-group // heads) * once) / sms)
+        longest, parts = heads * rows + once, -(-group // heads)
+        if rows == mean:  # all alike
+            return -(-programs * parts // sms) * longest
+        return max(longest, programs * (group * mean + parts * once) / sms + longest / 4)
 
     found = [n for n in range(1, group + 1) if (-(-group // n) - 1) * once <= 0.06 * group * mean]
     least = min(map(alone, found))
     # The fewest parts that are about as good.
-    return -(-group // max(n for n in found if alone(n) <= 1.05 * least))
+    return -(-group // max(n for n in found if alone(n) <= 1.1 * least))
 
 
 @lru_cache(maxsize=16)

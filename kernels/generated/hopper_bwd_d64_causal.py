@@ -119,6 +119,8 @@ def work_item(problem, item):
     # Items of several query heads are few and long: with few heads abreast the last ones dealt are the longest of their head.
     enough = gl.where(key_blocks <= 16, GROUPED_ABREAST, gl.where(key_blocks <= 48, GROUPED_ABREAST // 2, 0))
     most = gl.where(own_copy(problem.group) > 1, gl.maximum(most, enough), most)
+    # Nor may a few heads come last, with their longest blocks.
+    most = gl.where((own_copy(problem.group) > 1) & (problem.heads < 2 * most), gl.maximum(most, problem.heads), most)
     first_head = item // (most * key_blocks) * most
     abreast = gl.minimum(most, problem.heads - first_head)
     place = item - first_head * key_blocks
@@ -696,12 +698,15 @@ def query_head_parts(
     programs = heads_kv * -(-seqlen_k // block)
 
     def alone(heads: int) -> float:
-        return max(heads * rows + once, programs * (group * mean + -(-group // heads) * once) / sms)
+        longest, parts = heads * rows + once, -(-group // heads)
+        if rows == mean:  # all alike
+            return -(-programs * parts // sms) * longest
+        return max(longest, programs * (group * mean + parts * once) / sms + longest / 4)
 
     found = [n for n in range(1, group + 1) if (-(-group // n) - 1) * once <= 0.06 * group * mean]
     least = min(map(alone, found))
     # The fewest parts that are about as good.
-    return -(-group // max(n for n in found if alone(n) <= 1.05 * least))
+    return -(-group // max(n for n in found if alone(n) <= 1.1 * least))
 
 
 @lru_cache(maxsize=16)

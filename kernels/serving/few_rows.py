@@ -1,4 +1,4 @@
-"""`tilecast.attention` of a few queries over many keys, on the serving kernels: they split the keys, and rows of a group share a tile.
+"""`tilecast.attention` of few queries, on the serving kernels: they split the keys, and rows of a group share a tile.
 
 Which kernel runs, and how it splits, depends on the lengths of a sequence and its heads alone, never on the batch: the bits of a
 result do not either.
@@ -20,8 +20,12 @@ from tilecast.kernels.serving.launching import start_all
 QUERIES, ROWS, KEYS = 16, 128, 512
 #: Most rows of all key heads, where tiles are of at most 192 and SMs about 132, whose keys a kernel may part; fewest keys that it parts.
 PARTED_ROWS, PARTED_KEYS = 192 * 132, 4096
-#: SMs, and rows of a tile of other causal kernels, by head_dim where not 128: tiles of a head of its own, where heads of a group share them here.
-SMS, DENSE_ROWS = 132, {64: 192}
+#: SMs, and rows of a tile of other kernels: tiles of a head of its own, where heads of a group share them here; of long causal sequences by
+#: head_dim where they are others.
+SMS, DENSE_TILE, DENSE_ROWS = 132, 128, {64: 192}
+#: Queries from which on their tiles are two thirds full at least, and how many times as many rows they must have as tiles that a group
+#: shares, which cost more for each row (data/measured/h200_short_groups.csv).
+FULL_QUERIES, EMPTIER = 256, 1.5
 _NO_LISTS = (None,) * 8
 #: (device index, dtype, head_dim, head_dim_v) for which there is no kernel.
 _without: set[Any] = set()
@@ -34,23 +38,37 @@ def attend(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, left: int, 
     """
     seqlen_q, seqlen_k, heads = q.shape[2], k.shape[2], q.shape[1]
     few = seqlen_q <= QUERIES and seqlen_k >= KEYS and seqlen_q * (heads // k.shape[1]) <= ROWS
-    if not few and (seqlen_q * heads > PARTED_ROWS or seqlen_k < PARTED_KEYS):
+    long = seqlen_q * heads <= PARTED_ROWS and seqlen_k >= PARTED_KEYS
+    short = seqlen_q < FULL_QUERIES and heads > k.shape[1]
+    if not (few or long or short):
         return False
     kind = q.get_device(), q.dtype, q.shape[3], v.shape[3]
     if kind in _without or not _wanted():
         return False
     q, k, v, rows = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), out.transpose(1, 2)
     try:
-        if not few and not operator.parted(q, k, v, left):
-            # Others would take two turns; the lengths and heads of a sequence alone say so.
-            crowded = left < 0 and right == 0 and -(-seqlen_q // DENSE_ROWS.get(kind[2], 128)) * heads > SMS
-            if not crowded or operator.tiles(q, k, v) > SMS:
-                return False
+        if not (few or (short and _emptier(q, k, v)) or (long and _parted(q, k, v, left, right))):
+            return False
         operator.into(q, k, v, rows, lse, _NO_LISTS, scale, 0.0, seqlen_q, seqlen_k, (left, right))
     except UnsupportedError:
         _without.add(kind)
         return False
     return True
+
+
+def _emptier(q: Any, k: Any, v: Any) -> bool:
+    """Whether tiles of a head of its own would be so empty that those which a group shares are sooner done."""
+    count, rows = operator.tiles(q, k, v)
+    dense = -(-int(q.shape[1]) // DENSE_TILE) * DENSE_TILE * int(q.shape[2])
+    return rows > 1 and EMPTIER * count * rows <= dense
+
+
+def _parted(q: Any, k: Any, v: Any, left: int, right: int) -> bool:
+    """Whether keys are parted so that more SMs have work, or others would take two turns; the lengths and heads of a sequence alone say so."""
+    if operator.parted(q, k, v, left):
+        return True
+    others = -(-q.shape[1] // DENSE_ROWS.get(q.shape[3], DENSE_TILE)) * int(q.shape[2])
+    return left < 0 and right == 0 and others > SMS and operator.tiles(q, k, v)[0] <= SMS
 
 
 def started(

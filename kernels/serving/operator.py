@@ -157,14 +157,14 @@ def parted(q: Any, k: Any, v: Any, left: int) -> bool:
     return False
 
 
-def tiles(q: Any, k: Any, v: Any) -> int:
-    """How many tiles the kernel for sequences like these, (batch, seqlen, heads, head_dim), makes of one of them.  UnsupportedError where
-    there is no kernel."""
+def tiles(q: Any, k: Any, v: Any) -> tuple[int, int]:
+    """How many tiles the kernel for sequences like these, (batch, seqlen, heads, head_dim), makes of one of them, and of how many rows; of
+    one that has no tiles, each row.  UnsupportedError where there is no kernel."""
     rows = _rows(q, k, None, q.shape[1])[0]
     for first, last, launcher, _ in _found(q, k, q.shape[3], v.shape[3]).of(k, v):
         if first <= rows <= last and launcher.tile_rows:
-            return -(-rows // launcher.tile_rows) * int(k.shape[2])
-    return int(q.shape[1] * q.shape[2])
+            return -(-rows // launcher.tile_rows) * int(k.shape[2]), launcher.tile_rows
+    return int(q.shape[1] * q.shape[2]), 1
 
 
 def _found(q: Any, k: Any, dim: int, dim_v: int) -> _Found:

@@ -101,6 +101,17 @@ def test_accuracy_of_few_queries(dims, rows, keys, mask) -> None:
 
 
 @pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("lengths", [(22, 22), (50, 50), (16, 1687), (165, 512), (200, 77), (3, 1)], ids=str)
+@pytest.mark.parametrize("dims", [*DIMS, (80, 80)], ids=str)
+def test_accuracy_of_short_sequences_whose_heads_share_tiles(dims, lengths, mask) -> None:
+    q, k, v = inputs(3, 32, 2, *lengths, *dims, torch.bfloat16)
+    window = window_of(mask, max(lengths))
+    out, lse = check(q, k, v, window)
+    alone, its_lse = attention(q[1:2], k[1:2], v[1:2], window=window, return_lse=True)
+    assert torch.equal(bits(alone), bits(out[1:2])) and torch.equal(its_lse, lse[1:2])
+
+
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("ratio", [1, 4, 8, 16])
 def test_accuracy_of_grouped_heads(ratio, mask, record) -> None:
     check(*inputs(2, 16, 16 // ratio, 257, 257, 128, 128, torch.bfloat16, seed=ratio), window_of(mask, 257), record)

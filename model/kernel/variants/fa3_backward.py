@@ -91,14 +91,16 @@ def abreast_rows(variant: Fa3BackwardVariant, mask: str) -> int:
     return _L2_BYTES * (3 if mask == "causal" else 2) // (16 * TILE_N * KEYS // variant.tile_m)
 
 
-def abreast(variant: Fa3BackwardVariant, workload: Workload) -> int:
-    """Heads whose blocks of keys programs take by turns."""
+def abreast(variant: Fa3BackwardVariant, workload: Workload, parts: int = 1) -> int:
+    """Heads whose blocks of keys programs take by turns, where each key/value head has ``parts`` of its query heads."""
     rows = abreast_rows(variant, workload.mask)
     most = max(min(variant.heads_abreast, rows // workload.seqlen_q), LEAST_ABREAST) if rows else variant.heads_abreast
     if variant.persistent and workload.mask == "causal" and workload.group_size > 1:
         blocks = -(-workload.seqlen_k // TILE_N)
         few, more = GROUPED_BLOCKS
         most = max(most, GROUPED_ABREAST if blocks <= few else GROUPED_ABREAST // 2 if blocks <= more else 0)
+        heads = workload.batch * workload.heads_kv * parts
+        most = max(most, heads) if heads < 2 * most else most
     return most
 
 
@@ -166,8 +168,6 @@ def writable(variant: Fa3BackwardVariant, workload: Workload, machine: Machine) 
         return Verdict(
             f"family fa3_bwd is written for head_dim 64 and 128, got {dims[0]}/{dims[1]}", "use family fa2_bwd"
         )
-    if workload.mask == "window":
-        return Verdict("family fa3_bwd is not written for windows", "use family fa2_bwd")
     for name, value in _WRITTEN[dims[0]].items():
         if (got := getattr(variant, name)) != value:
             want, got = (str(x).lower() for x in (value, got))

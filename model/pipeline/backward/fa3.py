@@ -63,7 +63,7 @@ def build(workload: Workload, variant: Fa3BackwardVariant, machine: Machine) -> 
     main = kernels.LoopKernel(
         "gradients", "keys", pipeline, 2.0 * (3 * w.head_dim_qk + 2 * w.head_dim_v),
         step_bytes=v.tile_m * moving, added_bytes=tile, row_bytes=moving, sum_row_bytes=w.head_dim_qk * kernels.FLOAT,
-        heads_abreast=abreast(v, w), turn_cycles=turn, query_heads=-(-w.group_size // parts), parts=parts,
+        heads_abreast=abreast(v, w, parts), turn_cycles=turn, query_heads=-(-w.group_size // parts), parts=parts,
         turnaround_cycles=_turnaround(w, v, machine) if v.persistent else None,
     )  # fmt: skip
     return kernels.BackwardPass(

@@ -76,10 +76,28 @@ def test_more_queries_are_served_where_a_kernel_parts_their_keys(served, torch, 
 
     asked = []
     monkeypatch.setattr(operator, "parted", lambda q, k, v, left: asked.append(left) or q.shape[1] == 20)
+    monkeypatch.setattr(operator, "tiles", lambda q, k, v: (q.shape[1] * q.shape[2], 1))
     for rows, keys in ((20, 4096), (24, 4096), (20, 4095)):
         served.attention(*problem(torch, rows, keys), window=(3000, 0))
     assert [call[3] for call in served.served] == [20]
     assert asked == [3000, 3000] and len(served.launched) == 2
+
+
+def test_short_sequences_are_served_where_heads_of_a_group_fill_tiles(served, torch, monkeypatch) -> None:
+    from tilecast.kernels.serving import operator
+
+    monkeypatch.setattr(
+        operator, "tiles", lambda q, k, v: (-(-q.shape[1] * q.shape[2] // k.shape[2] // 128) * k.shape[2], 128)
+    )
+    for rows, keys, heads in (
+        (22, 22, (32, 2)),  # 32 tiles of 22 rows, or 6 of 117
+        (165, 77, (32, 2)),  # 64 tiles, or 42
+        (100, 77, (32, 2)),  # 32 tiles, or 26
+        (22, 22, (2, 2)),  # no head shares another's keys
+        (256, 77, (32, 2)),
+    ):
+        served.attention(*problem(torch, rows, keys, heads), causal=True)
+    assert [call[3] for call in served.served] == [22, 165] and len(served.launched) == 3
 
 
 def test_more_queries_are_served_where_their_tiles_have_an_sm_each_and_others_would_not(
@@ -89,7 +107,7 @@ def test_more_queries_are_served_where_their_tiles_have_an_sm_each_and_others_wo
 
     monkeypatch.setattr(operator, "parted", lambda *_: False)
     monkeypatch.setattr(
-        operator, "tiles", lambda q, k, v: -(-q.shape[1] * q.shape[2] // k.shape[2] // 192) * k.shape[2]
+        operator, "tiles", lambda q, k, v: (-(-q.shape[1] * q.shape[2] // k.shape[2] // 192) * k.shape[2], 192)
     )
     few, many = (34, 2), (68, 68)
     for rows, keys, heads, causal in (

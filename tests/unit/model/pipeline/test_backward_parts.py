@@ -39,7 +39,7 @@ def test_every_part_has_query_heads_and_costs_little(group, heads_kv, seqlen_q, 
 @pytest.mark.parametrize(
     ("problem", "parts"),
     [
-        ((8, 2, 4096, 4096, -1, 0), 4),  # 64 programs of 512 steps at most for 132 SMs; 8 would cost more than batches can afford
+        ((8, 2, 4096, 4096, -1, 0), 4),  # 64 programs of 512 steps at most for 132 SMs
         ((2, 8, 4096, 4096, -1, 0), 1),  # 256 programs
         ((4, 8, 2048, 2048, -1, 0), 2),
         ((7, 2, 1024, 1024, -1, 0), 3),  # of three heads, the last of one

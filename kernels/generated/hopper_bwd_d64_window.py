@@ -1,0 +1,835 @@
+"""Sliding-window attention backward on Hopper for head_dim 64: five products, the same bits every run.
+
+Query i sees keys from window_left before to window_right after position i + seqlen_k - seqlen_q; only blocks on the two
+edges of that band are masked. Programs of gradients have 128 keys of one head and walk over 128 queries at a time, from
+the last to the first: a load warp copies Q, dO and two numbers of each row, two warpgroups of 64 keys compute S^T, dP^T
+and what dV and dK grow by, put dS into shared memory for each other and make a part of dQ each, and a last warp adds
+that to a float32 sum in global memory.  Programs add to a block of dQ in the order of their keys, which a counter
+tells, so sums do not depend on who comes first, unless a launch leaves it to them.  row_terms goes before, round_dq
+after. Runs on sm_90a with triton and torch alone.
+"""
+
+TILECAST = {
+    "tilecast": "0.1.0", "family": "hopper_bwd", "machine": "h200-sxm", "targets": ["sm_90a"],
+    "pass": "bwd",
+    "variant": "family=fa3_bwd,tile_m=128,dq_slots=2,heads_abreast=32,dk_first=false,adders=2,ahead=true,fragments=true,folded=both,held=true,persistent=true",
+    "workload": {"batch": 4, "heads_q": 32, "heads_kv": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 64, "head_dim_v": 64, "mask": "window", "window": [1024, 0], "dtype": "bf16"},
+}  # fmt: skip
+
+from collections import namedtuple
+from functools import lru_cache
+
+import triton
+import triton.language as tl
+from triton._C.libtriton import ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+
+@builtin
+def _add_tile(desc, coord, source, _semantic=None):
+    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, source.handle)
+
+
+# Names in Triton 3.6, which can add tiles but does not say how.
+copy_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+store_tile = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+add_tile = tma.async_atomic_add if hasattr(tma, "async_atomic_add") else _add_tile
+
+REINTERPRET_IS_PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))  # not in Triton 3.6
+HEAD_DIM = gl.constexpr(64)
+TILE_M = gl.constexpr(128)  # query rows of a step
+TILE_N = gl.constexpr(128)  # keys of a program
+KEYS = gl.constexpr(64)  # keys of a warpgroup: the M of wgmma
+PARTS = gl.constexpr(2)  # of a step, of 64 queries each
+STAGES = gl.constexpr(2)  # tiles of Q and dO, and of dS
+ADDERS = gl.constexpr(2)  # warps that add up dQ, tiles by turns
+DQ_SLOTS = gl.constexpr(2)  # tiles of dQ on their way out
+DEALT = gl.constexpr(2)  # items that a program was dealt and not all roles have taken
+FULL = gl.constexpr(0)
+EMPTY = gl.constexpr(2)
+DQ_EMPTY = gl.constexpr(4)
+DS_FULL = gl.constexpr(6)
+DEALT_FULL = gl.constexpr(8)
+DEALT_EMPTY = gl.constexpr(10)
+KV_FULL = gl.constexpr(12)
+KV_EMPTY = gl.constexpr(13)
+BARRIERS = gl.constexpr(14)
+SUM_ROWS, SUM_COLUMNS = gl.constexpr(256), gl.constexpr(32)  # of a tile of dQ in its workspace
+HEADS_ABREAST = gl.constexpr(32)  # heads whose blocks of keys programs take by turns, at most
+ABREAST_ROWS = gl.constexpr(65536)  # queries of all of them together, whose tiles are to be found in L2
+ANY_ORDER_ABREAST = gl.constexpr(8)  # heads abreast where programs do not wait for each other
+ROWS = gl.constexpr(64)  # rows of a program of row_terms
+PADDED = gl.constexpr(128)  # terms and sums of a head are there for a multiple of so many rows
+PIECES = gl.constexpr(16)  # bf16 pieces of the numbers of a row, the K of wgmma
+LOG2E = gl.constexpr(1.4426950408889634)
+DTYPES = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16, "torch.float32": gl.float32}
+OPTIONS = (  # of the kernels, in the order of their launches
+    {"num_warps": 4, "enable_fp_fusion": True},
+    {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True},
+    {"num_warps": 4, "enable_fp_fusion": True},
+    {"num_warps": 4, "enable_fp_fusion": True},
+)
+
+
+@gluon.jit
+def own_copy(x):
+    """``x``, opaque to the compiler: what roles compute alike, it would compute once before they part, and spill."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.constexpr_function
+def accumulator(columns):
+    """wgmma accumulator of 64 x columns: a row lives in the four lanes of a quad."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
+
+
+@gluon.jit
+def barriers(made, FIRST: gl.constexpr, SLOTS: gl.constexpr, ARRIVALS: gl.constexpr):
+    """Sets up barriers that complete a phase with every ``ARRIVALS`` arrivals."""
+    for i in gl.static_range(SLOTS):
+        mbarrier.init(made.index(FIRST + i), count=ARRIVALS)
+
+
+# One launch, and what of it lies in shared memory: tiles; barriers that tell that tiles of a step are there or may be
+# overwritten.
+Problem = namedtuple(
+    "Problem",
+    "counters seqlen_q seqlen_k heads_q group part key_blocks heads padded in_order window_left window_right scale_log2 scale",
+)
+Shared = namedtuple("Shared", "q dout k ds dq pieces dealt barriers")
+
+
+# -- work --------------------------------------------------------------------------------------------------------------
+@gluon.jit
+def work_item(problem, item):
+    """(batch, head of dK and dV, block of keys) of an item: a key/value head has one for each part of its query heads.
+
+    Blocks of a head are dealt in their order, so an item only ever waits for items that were dealt before it.
+    Some heads take turns: the fewer programs of one head run together, the less they wait at its first block of dQ. Where sums
+    may have any order nobody waits, and few heads share L2.
+    """
+    key_blocks = own_copy(problem.key_blocks)
+    most = gl.maximum(gl.minimum(HEADS_ABREAST, ABREAST_ROWS // own_copy(problem.seqlen_q)), 16)
+    most = gl.where(own_copy(problem.in_order) != 0, most, ANY_ORDER_ABREAST)
+    first_head = item // (most * key_blocks) * most
+    abreast = gl.minimum(most, problem.heads - first_head)
+    place = item - first_head * key_blocks
+    head = first_head + place % abreast
+    sums = problem.heads_q // problem.group * parts_of(problem)
+    return head // sums, head % sums, place // abreast
+
+
+@gluon.jit
+def parts_of(problem):
+    """Parts of the query heads that share a key/value head, each for a program."""
+    return gl.cdiv(problem.group, problem.part)
+
+
+@gluon.jit
+def query_heads(problem, sum_head):
+    """The first query head whose sums are in a head of dK and dV, and how many are."""
+    parts = parts_of(problem)
+    before = sum_head % parts * problem.part
+    return sum_head // parts * problem.group + before, gl.minimum(problem.part, problem.group - before)
+
+
+@gluon.jit
+def query_blocks(problem, block):
+    """Blocks of queries that see keys of a block: the first, the first from which on no key must be hidden, the end of those, the end."""
+    seqlen_q = own_copy(problem.seqlen_q)
+    seqlen_k = own_copy(problem.seqlen_k)
+    end = gl.cdiv(seqlen_q, TILE_M)
+    # Keys past the end: their P would not be 0, and might be infinite.
+    partial = (block + 1) * TILE_N > seqlen_k
+    at = block * TILE_N - (seqlen_k - seqlen_q)  # the query at the block's first key
+    left, right = own_copy(problem.window_left), own_copy(problem.window_right)
+    first = gl.maximum(at - right, 0) // TILE_M
+    # Of a block that no query sees all rows of one step are hidden.
+    last = gl.maximum(gl.minimum(at + TILE_N + left, seqlen_q), 1)
+    whole = gl.cdiv(gl.maximum(at + TILE_N - 1 - right, 0), TILE_M)
+    return first, gl.where(partial, end, whole), gl.maximum(at + left + 1, 0) // TILE_M, gl.cdiv(last, TILE_M)
+
+
+@gluon.jit
+def first_keys(problem, m):
+    """The first block of keys that queries of a block see."""
+    at = m * TILE_M + own_copy(problem.seqlen_k) - own_copy(problem.seqlen_q) - own_copy(problem.window_left)
+    return gl.maximum(at, 0) // TILE_N
+
+
+@gluon.jit
+def hide_keys(problem, p, key, row):
+    """P^T, keys down and queries across, with zeros where a query does not see a key."""
+    keys = key + gl.arange(0, KEYS, layout=gl.SliceLayout(1, p.type.layout))
+    last_key = problem.seqlen_k - 1
+    at = row + problem.seqlen_k - problem.seqlen_q + gl.arange(0, p.shape[1], layout=gl.SliceLayout(0, p.type.layout))
+    first, last = at - problem.window_left, gl.minimum(at + problem.window_right, last_key)
+    return gl.where((keys[:, None] >= first[None, :]) & (keys[:, None] <= last[None, :]), p, 0.0)
+
+
+# -- the load warp -----------------------------------------------------------------------------------------------------
+@gluon.jit
+def deal(shared, problem, i):
+    """The next item that no program has, told to the other roles as this program's number ``i`` after its first."""
+    slot = i % DEALT
+    batches = problem.heads // (problem.heads_q // problem.group * parts_of(problem))
+    blocks = batches * problem.heads_q * (problem.padded // TILE_M)
+    # A float32, as everything in its tensor: exact up to 2^24 items, whose K and V no GPU can hold.
+    item = gl.num_programs(0) + gl.atomic_add(problem.counters + blocks, 1.0, sem="relaxed").to(gl.int32)
+    mbarrier.wait(shared.barriers.index(DEALT_EMPTY + slot), i // DEALT & 1 ^ 1)
+    shared.dealt.index(slot).store(item + gl.zeros([1], gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
+    mbarrier.arrive(shared.barriers.index(DEALT_FULL + slot), count=1)
+    return item
+
+
+@gluon.jit
+def next_item(shared, i, WARPS: gl.constexpr):
+    """What the load warp was dealt as number ``i``."""
+    slot = i % DEALT
+    mbarrier.wait(shared.barriers.index(DEALT_FULL + slot), i // DEALT & 1)
+    item = gl.max(shared.dealt.index(slot).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
+    mbarrier.arrive(shared.barriers.index(DEALT_EMPTY + slot), count=1)
+    return item
+
+
+@gluon.jit
+def load_kv(k_desc, shared, i, batch, head, key):
+    """K of this program's item ``i`` into its only tile, once no product reads it."""
+    full = shared.barriers.index(KV_FULL)
+    mbarrier.wait(shared.barriers.index(KV_EMPTY), i & 1 ^ 1)
+    mbarrier.expect(full, k_desc.block_type.nbytes)
+    copy_tile(k_desc, [batch, head, key, 0], full, shared.k.index(0))
+
+
+@gluon.jit
+def load_role(pieces_desc, q_desc, dout_desc, k_desc, v_desc, shared, problem):
+    """Copies K and V of each item, then Q, dO and the terms of their rows, blocks of queries from the last to the first."""
+    items = own_copy(problem.key_blocks) * own_copy(problem.heads)
+    item = gl.program_id(0)
+    i = 0
+    n = 0
+    while item < items:
+        batch, sum_head, block = work_item(problem, item)
+        head_kv = sum_head // parts_of(problem)
+        first_head, heads = query_heads(problem, sum_head)
+        first, _, _, end = query_blocks(problem, block)
+        key = block * TILE_N
+        # What products take from registers comes as if it were a tile of Q and dO.
+        slot = n % STAGES
+        full = shared.barriers.index(FULL + slot)
+        mbarrier.wait(shared.barriers.index(EMPTY + slot), n // STAGES & 1 ^ 1)
+        mbarrier.expect(full, k_desc.block_type.nbytes + v_desc.block_type.nbytes)
+        copy_tile(k_desc, [batch, head_kv, key, 0], full, shared.q.index(slot))
+        copy_tile(v_desc, [batch, head_kv, key, 0], full, shared.dout.index(slot))
+        n += 1
+        load_kv(k_desc, shared, i, batch, head_kv, key)
+        for head in range(first_head, first_head + heads):
+            for step in range(end - first):
+                row = (end - 1 - step) * TILE_M
+                slot = n % STAGES
+                full = shared.barriers.index(FULL + slot)
+                mbarrier.wait(shared.barriers.index(EMPTY + slot), n // STAGES & 1 ^ 1)
+                mbarrier.expect(
+                    full, q_desc.block_type.nbytes + dout_desc.block_type.nbytes + pieces_desc.block_type.nbytes
+                )
+                copy_tile(q_desc, [batch, head, row, 0], full, shared.q.index(slot))
+                copy_tile(dout_desc, [batch, head, row, 0], full, shared.dout.index(slot))
+                copy_tile(pieces_desc, [batch, head, row, 0], full, shared.pieces.index(slot))
+                n += 1
+        item = deal(shared, problem, i)
+        i += 1
+
+
+# -- the warps that add up dQ -----------------------------------------------------------------------------------------
+@gluon.jit
+def wait_for_turn(counter, turn):
+    """Until as many programs have added to a block of dQ as go before this one."""
+    gl.inline_asm_elementwise(
+        """
+        {
+            .reg .pred early;
+            .reg .s32 count;
+        again:
+            ld.acquire.gpu.global.s32 count, [$1];
+            setp.lt.s32 early, count, $2;
+            @early bra again;
+            fence.proxy.async.global;
+            mov.s32 $0, count;
+        }
+        """, "=r,l,r", [counter, turn], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def pass_turn(counter):
+    """Wait until the tile is added, and let the next program add."""
+    # The wait tells this thread that the tile is added, a release whoever sees the count. With a relaxed addition a tile was lost, or
+    # added out of turn, in 2 to 5 of 1,000 passes over 1,024 causal tokens on an H100.
+    gl.inline_asm_elementwise(
+        """
+        {
+            .reg .pred first;
+            .reg .u32 lane;
+            cp.async.bulk.wait_group 0;
+            mov.u32 lane, %laneid;
+            setp.eq.u32 first, lane, 0;
+            @first red.release.gpu.global.add.s32 [$1], 1;
+            mov.u32 $0, lane;
+        }
+        """, "=r,l", [counter], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def sums_in(shared, desc, n):
+    """Tile ``n`` on its way out as four tiles of ``desc``."""
+    tile = shared.dq.index(n % DQ_SLOTS)
+    reinterpret: gl.constexpr = tile.reinterpret if REINTERPRET_IS_PUBLIC else tile._reinterpret
+    return reinterpret(desc.dtype, [4] + desc.block_type.shape, desc.layout)
+
+
+@gluon.jit
+def store_sums(dv_desc, dk_desc, shared, n, batch, head, block):
+    """dV and dK of an item, which are tile ``n`` on its way out."""
+    wait_for_ds(shared, n)
+    for g in gl.static_range(2):
+        store_tile(dv_desc, [batch, head, block * TILE_N + g * KEYS, 0], sums_in(shared, dv_desc, n).index(g))
+        store_tile(dk_desc, [batch, head, block * TILE_N + g * KEYS, 0], sums_in(shared, dk_desc, n).index(2 + g))
+    tma.store_wait(0)
+    mbarrier.arrive(shared.barriers.index(DQ_EMPTY + n % DQ_SLOTS), count=1)
+
+
+@gluon.jit
+def add_role(w: gl.constexpr, sums_desc, dk_desc, dv_desc, shared, problem):
+    """Adds every ADDERS-th tile of dQ to its sum in global memory, which the first block of keys writes; in its turn, or in any order."""
+    # What is there after the first step is no dQ yet.
+    if w == 0:
+        wait_for_ds(shared, 0)
+        mbarrier.arrive(shared.barriers.index(DQ_EMPTY + 0), count=1)
+    items = own_copy(problem.key_blocks) * own_copy(problem.heads)
+    item = gl.program_id(0)
+    i = 0
+    n = 0
+    while item < items:
+        batch, sum_head, block = work_item(problem, item)
+        first_head, heads = query_heads(problem, sum_head)
+        in_order = own_copy(problem.in_order) != 0
+        first, _, _, end = query_blocks(problem, block)
+        n += 1
+        for head in range(first_head, first_head + heads):
+            counters = problem.counters + (batch * problem.heads_q + head).to(gl.int64) * (problem.padded // TILE_M)
+            for step in range(end - first):
+                m = end - 1 - step
+                if n % ADDERS == w:
+                    place = block - first_keys(
+                        problem, m
+                    )  # below 0 where no query sees the block: it has nothing to add
+                    turn = gl.where(in_order, place, gl.minimum(place, 1))
+                    wait_for_turn(counters + m, turn)
+                    wait_for_ds(shared, n)
+                    if place == 0:
+                        store_tile(sums_desc, [batch, head, m * SUM_ROWS, 0], shared.dq.index(n % DQ_SLOTS))
+                    elif place > 0:
+                        add_tile(sums_desc, [batch, head, m * SUM_ROWS, 0], shared.dq.index(n % DQ_SLOTS))
+                    # Read, the tile may be overwritten; whoever adds after it must wait until it is added.
+                    tma.store_wait(0)
+                    mbarrier.arrive(shared.barriers.index(DQ_EMPTY + n % DQ_SLOTS), count=1)
+                    if (in_order & (place > 0)) | (place == 0):
+                        pass_turn(counters + m)
+                n += 1
+        if n % ADDERS == w:
+            store_sums(dv_desc, dk_desc, shared, n, batch, sum_head, block)
+        item = next_item(shared, i, 1)
+        i += 1
+
+
+# -- the warpgroups that multiply --------------------------------------------------------------------------------------
+@gluon.jit
+def wait_for_ds(shared, n):
+    """Until dS of step n is there, of both warpgroups, and dQ of the step before."""
+    mbarrier.wait(shared.barriers.index(DS_FULL + n % STAGES), n // STAGES & 1)
+
+
+@gluon.jit
+def issue_less(FIRST: gl.constexpr, pieces, keys, queries):
+    """K Q^T - LSE or V dO^T - D, asynchronous: three pieces of the number of each query from ``FIRST`` on, times ones, and the product."""
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=accumulator(64), k_width=2)
+    column = gl.arange(0, PIECES, layout=gl.SliceLayout(0, operand))
+    ones = gl.where((column >= FIRST) & (column < FIRST + 3), 1.0, 0.0)[None, :]
+    ones = (ones + gl.zeros([KEYS, PIECES], gl.float32, layout=operand)).to(gl.bfloat16)
+    zero = gl.zeros([KEYS, 64], gl.float32, layout=accumulator(64))
+    less = warpgroup_mma(ones, pieces.permute((1, 0)), zero, use_acc=False, is_async=True)
+    return warpgroup_mma(keys, queries.permute((1, 0)), less, is_async=True)
+
+
+@gluon.jit
+def pieces_of(shared, slot):
+    """Pieces of the numbers of a step's rows."""
+    pieces = shared.pieces.index(slot)
+    reinterpret: gl.constexpr = pieces.reinterpret if REINTERPRET_IS_PUBLIC else pieces._reinterpret
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE_M, PIECES], gl.bfloat16)
+    return reinterpret(gl.bfloat16, [TILE_M, PIECES], layout)
+
+
+@gluon.jit
+def issue_sum(scores, queries, total):
+    """dV += P^T dO or dK += dS^T Q, asynchronous: the same elements in the same threads as in the accumulator."""
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=accumulator(HEAD_DIM), k_width=2)
+    return warpgroup_mma(gl.convert_layout(scores, operand), queries, total, is_async=True)
+
+
+@gluon.jit
+def ds_of(shared, n, PART: gl.constexpr):
+    """dS^T of a part of step n."""
+    return shared.ds.index(n % STAGES * PARTS + PART)
+
+
+@gluon.jit
+def of_item(tile):
+    """K or V, found again in each step: the compiler would keep where each product finds its part, and spill."""
+    return tile.index(own_copy(0)).reshape([TILE_N, HEAD_DIM])
+
+
+@gluon.jit
+def issue_dq(g: gl.constexpr, shared, n):
+    """This warpgroup's rows of dQ = dS K of step n, asynchronous."""
+    k = of_item(shared.k)
+    zero = gl.zeros([64, 64], gl.float32, layout=accumulator(64))
+    return warpgroup_mma(ds_of(shared, n, g).permute((1, 0)), k, zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def probabilities(problem, s, key, row, masked):
+    """P^T of 64 keys and 64 queries, from scores less LSE."""
+    p = gl.exp2(s * problem.scale_log2)
+    if masked:
+        p = hide_keys(problem, p, key, row)
+    return p
+
+
+@gluon.jit
+def rows_of(shared, n):
+    """What was copied as tile n, once it is there."""
+    slot = n % STAGES
+    mbarrier.wait(shared.barriers.index(FULL + slot), n // STAGES & 1)
+    return shared.q.index(slot).reshape([TILE_M, HEAD_DIM]), shared.dout.index(slot).reshape([TILE_M, HEAD_DIM])
+
+
+@gluon.jit
+def first_scores(shared, n, k):
+    """S^T - LSE of the first 64 queries of step n, which come after K and V, asynchronous."""
+    q, _ = rows_of(shared, n + 1)
+    pieces = pieces_of(shared, (n + 1) % STAGES)
+    return issue_less(0, pieces.slice(0, 64, dim=0), k, q.slice(0, 64, dim=0))
+
+
+@gluon.jit
+def work_step(g: gl.constexpr, shared, problem, n, key, row, masked, k, v, last, s_0, dk, dv):
+    """What the queries of step n add: S^T = K Q^T, dP^T = V dO^T, dV += P^T dO, dK += dS^T Q, dQ = dS K."""
+    dtype: gl.constexpr = shared.k.dtype
+    slot = (n + 1) % STAGES
+    q = shared.q.index(slot).reshape([TILE_M, HEAD_DIM])
+    dout = shared.dout.index(slot).reshape([TILE_M, HEAD_DIM])
+    pieces = pieces_of(shared, slot)
+    # By halves of 64 queries: both at once would not leave registers for P while dV runs.
+    q_0, q_1 = q.slice(0, 64, dim=0), q.slice(64, 64, dim=0)
+    dout_0, dout_1 = dout.slice(0, 64, dim=0), dout.slice(64, 64, dim=0)
+    pieces_0, pieces_1 = pieces.slice(0, 64, dim=0), pieces.slice(64, 64, dim=0)
+    dp_0 = issue_less(3, pieces_0, v, dout_0)
+    s_1 = issue_less(0, pieces_1, k, q_1)
+    p = probabilities(problem, s_0, key, row, masked)
+    dv = issue_sum(p.to(dtype), dout_0, dv)
+    dp_0 = warpgroup_mma_wait(2, deps=[dp_0])
+    ds = (p * dp_0).to(dtype)
+    ds_of(shared, n, 0).slice(g * KEYS, KEYS, dim=0).store(ds)
+    dk = issue_sum(ds, q_0, dk)
+    dp_1 = issue_less(3, pieces_1, v, dout_1)
+    dv, s_1 = warpgroup_mma_wait(2, deps=[dv, s_1])
+    p = probabilities(problem, s_1, key, row + 64, masked)
+    dv = issue_sum(p.to(dtype), dout_1, dv)
+    dk, dp_1 = warpgroup_mma_wait(1, deps=[dk, dp_1])
+    ds = (p * dp_1).to(dtype)
+    ds_of(shared, n, 1).slice(g * KEYS, KEYS, dim=0).store(ds)
+    fence_async_shared()
+    mbarrier.arrive(shared.barriers.index(DS_FULL + n % STAGES), count=1)
+    # dK runs while the other warpgroup's dS comes, the next step's S^T while dQ is stored.
+    dk = issue_sum(ds, q_1, dk)
+    wait_for_ds(shared, n)
+    dq = issue_dq(g, shared, n)
+    # dS leaves its registers before S^T takes as many.
+    dv, dk = warpgroup_mma_wait(1, deps=[dv, dk])
+    # After the last step once more, for nobody: a branch would keep no product in flight.
+    s_0 = first_scores(shared, gl.minimum(n + 1, last), k)
+    dq = warpgroup_mma_wait(1, deps=[dq])
+    store_dq(g, shared, dq, n + 1)
+    # Carried around in flight, it would be copied, and the compiler would run all products one by one.
+    s_0 = warpgroup_mma_wait(0, deps=[s_0])
+    mbarrier.arrive(shared.barriers.index(EMPTY + slot), count=1)
+    return s_0, dk, dv
+
+
+@gluon.jit
+def store_dq(g: gl.constexpr, shared, dq, n):
+    """A warpgroup's part of a tile of dQ into shared memory, as number n; the next arrival at ds_full tells of it."""
+    wait_for_slot(shared, n)
+    # Four elements of a thread side by side, and those of eight lanes: the copy engine does not care what they are.
+    dq = dq.reshape([4, 2, 4, 2, 8, 4, 2]).permute((0, 4, 2, 3, 5, 1, 6)).reshape([128, 32])
+    shared.dq.index(n % DQ_SLOTS).reshape([256, 32]).slice(g * 128, 128, dim=0).store(dq)
+
+
+@gluon.jit
+def wait_for_slot(shared, n):
+    """Until tile ``n`` may be written."""
+    mbarrier.wait(shared.barriers.index(DQ_EMPTY + n % DQ_SLOTS), n // DQ_SLOTS & 1 ^ 1)
+
+
+@gluon.jit
+def product_role(g: gl.constexpr, dk_desc, dv_desc, shared, problem):
+    """The products of KEYS keys of each item with all queries of all heads that share them."""
+    items = own_copy(problem.key_blocks) * own_copy(problem.heads)
+    item = gl.program_id(0)
+    i = 0
+    n = 0
+    while item < items:
+        _, sum_head, block = work_item(problem, item)
+        _, heads = query_heads(problem, sum_head)
+        first, whole, whole_end, end = query_blocks(problem, block)
+        key = block * TILE_N + g * KEYS
+        dk = gl.zeros([KEYS, HEAD_DIM], gl.float32, layout=accumulator(HEAD_DIM))
+        dv = gl.zeros([KEYS, HEAD_DIM], gl.float32, layout=accumulator(HEAD_DIM))
+        # In registers, where the products need not read them again for each step.
+        operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=accumulator(64), k_width=2)
+        k, v = rows_of(shared, n)
+        k, v = k.slice(g * KEYS, KEYS, dim=0).load(operand), v.slice(g * KEYS, KEYS, dim=0).load(operand)
+        fence_async_shared()
+        mbarrier.arrive(shared.barriers.index(EMPTY + n % STAGES), count=1)
+        m = end - 1
+        steps = heads * (end - first)
+        gl.assume(steps > 0)
+        last = n + steps - 1
+        # One loop: with one each for masked and whole blocks, sums would change registers in between, and the compiler spills.
+        s = warpgroup_mma_wait(0, deps=[first_scores(shared, n, k)])
+        mbarrier.wait(shared.barriers.index(KV_FULL), i & 1)
+        for step in range(n, n + steps):
+            s, dk, dv = work_step(
+                g, shared, problem, step, key, m * TILE_M, (m < whole) | (m >= whole_end), k, v, last, s, dk, dv
+            )
+            m = gl.where(m == first, end - 1, m - 1)
+        n += steps
+        mbarrier.arrive(shared.barriers.index(KV_EMPTY), count=1)
+        fence_async_shared()
+        mbarrier.arrive(shared.barriers.index(DS_FULL + n % STAGES), count=1)
+        wait_for_slot(shared, n + 1)
+        sums_in(shared, dv_desc, n + 1).index(g).reshape([KEYS, HEAD_DIM]).store(dv.to(dv_desc.dtype))
+        sums_in(shared, dk_desc, n + 1).index(2 + g).reshape([KEYS, HEAD_DIM]).store(
+            (dk * problem.scale).to(dk_desc.dtype)
+        )
+        # Before dS may be overwritten that the other warpgroup's last dQ reads.
+        wait_for_ds(shared, n)
+        n += 1
+        item = next_item(shared, i, 4)
+        i += 1
+    # The next item's first step would have told of the last tile.
+    fence_async_shared()
+    mbarrier.arrive(shared.barriers.index(DS_FULL + n % STAGES), count=1)
+
+
+# -- kernels -----------------------------------------------------------------------------------------------------------
+@triton.jit
+def load_rows(ptr, stride, valid, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHECKED: tl.constexpr, eighths=None):
+    """ROWS x COLUMNS of a matrix with rows 8 `stride` apart at `ptr`; if CHECKED, rows from `valid` on read as zero, and columns that are not there."""
+    rows = tl.arange(0, ROWS)[:, None]
+    pointers = ptr + rows * (stride * 8) + tl.arange(0, COLUMNS)[None, :]
+    return tl.load(pointers, mask=within(rows < valid, COLUMNS, eighths), other=0.0) if CHECKED else tl.load(pointers)
+
+
+@triton.jit
+def within(there, COLUMNS: tl.constexpr, eighths):
+    """Which columns of rows are there: of rows that are, all, or the first ``eighths`` times 8 of heads with fewer than the kernel's."""
+    # In eights, so that it is plain that 16 bytes are there or not.
+    return there if eighths is None else there & (tl.arange(0, COLUMNS)[None, :] // 8 < eighths)
+
+
+@triton.jit
+def in_pieces(number, FIRST: tl.constexpr, words):
+    """``words``, pairs of bf16, with three pieces of each row's ``number`` from ``FIRST`` on: bf16 that add up to what it is less."""
+    word = tl.arange(0, PIECES // 2)[None, :]
+    for i in tl.static_range(3):
+        piece = number.to(tl.bfloat16)
+        number -= piece.to(tl.float32)
+        bits = (-piece).to(tl.uint16, bitcast=True).to(tl.uint32)
+        words = tl.where(word == (FIRST + i) // 2, words | (bits << (FIRST + i) % 2 * 16)[:, None], words)
+    return words
+
+
+# Numbers vary from call to call: without this their divisibility by 16 would recompile.  Strides, which are whole 8
+# elements, come in that unit, so that rows are always read 16 bytes at a time and added up in the same order.
+@triton.jit(do_not_specialize=range(6, 17))
+def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, counters_ptr, stride_ob, stride_oh, stride_os, stride_db,
+              stride_dh, stride_ds, heads_q, seqlen_q, padded, dlse_rows, eighths_v, scale_log2, scale):  # fmt: skip
+    """Two numbers of each query row: LSE / scale, which is taken from its scores, and D = sum(dO * O) - dLSE, from its dP.
+
+    Pieces of the first are 0 to 2 of a row, with the other sign; those of D 3 to 5.
+    Rows past the end, and rows that saw no key, get 3e38 and D = 0: exp2 of a score less that is 0, so P is, and dS.
+    """
+    blocks = padded // ROWS
+    batch_head = (tl.program_id(0) // blocks).to(tl.int64)
+    row = tl.program_id(0) % blocks * ROWS
+    rows = row + tl.arange(0, ROWS)
+    batch, head = batch_head // heads_q, batch_head % heads_q
+    out_ptr += (batch * stride_ob + head * stride_oh + row.to(tl.int64) * stride_os) * 8
+    dout_ptr += (batch * stride_db + head * stride_dh + row.to(tl.int64) * stride_ds) * 8
+    delta = tl.zeros([ROWS], tl.float32)
+    out = load_rows(out_ptr, stride_os, seqlen_q - row, ROWS, 64, True, eighths_v).to(tl.float32)
+    dout = load_rows(dout_ptr, stride_ds, seqlen_q - row, ROWS, 64, True, eighths_v).to(tl.float32)
+    delta += tl.sum(out * dout, 1)
+    lse = tl.load(lse_ptr + batch_head * seqlen_q + rows, mask=rows < seqlen_q, other=float("-inf"))
+    delta -= tl.load(dlse_ptr + batch_head * seqlen_q + rows, mask=rows < dlse_rows, other=0.0)
+    empty = lse == float("-inf")
+    level = tl.where(empty, 3.0e38, lse * LOG2E / scale_log2)
+    delta = tl.where(empty, 0.0, delta)
+    words = in_pieces(level, 0, tl.zeros([ROWS, PIECES // 2], tl.uint32))
+    words = in_pieces(delta, 3, words)
+    terms_ptr += (batch_head * padded + row) * (PIECES // 2)
+    at = tl.arange(0, ROWS)[:, None] * (PIECES // 2) + tl.arange(0, PIECES // 2)[None, :]
+    tl.store(terms_ptr + at, words.to(tl.float32, bitcast=True))
+    if row % TILE_M == 0:
+        tl.store(counters_ptr + (batch_head * padded + row) // TILE_M, 0.0)
+    if tl.program_id(0) == 0:  # how many items were dealt
+        tl.store(counters_ptr + tl.num_programs(0) // (TILE_M // ROWS), 0.0)
+
+
+@gluon.jit(do_not_specialize=range(9, 20))
+def gradients(pieces_desc, q_desc, dout_desc, k_desc, v_desc, sums_desc, dk_desc, dv_desc, counters,
+              seqlen_q, seqlen_k, heads_q, group, part, key_blocks, heads, padded, in_order, window_left,
+              window_right, scale_log2, scale):  # fmt: skip
+    """Allocate, set up the barriers, and start the roles: dK and dV of TILE_N keys, and what they add to dQ."""
+    problem = Problem(counters, seqlen_q, seqlen_k, heads_q, group, part, key_blocks, heads, padded, in_order,
+                  window_left, window_right, scale_log2, scale)  # fmt: skip
+    dtype: gl.constexpr = q_desc.dtype
+    q = gl.allocate_shared_memory(dtype, [STAGES] + q_desc.block_type.shape, q_desc.layout)
+    dout = gl.allocate_shared_memory(dtype, [STAGES] + dout_desc.block_type.shape, dout_desc.layout)
+    k = gl.allocate_shared_memory(dtype, [1] + k_desc.block_type.shape, k_desc.layout)
+    ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE_N, 64], dtype)
+    ds = gl.allocate_shared_memory(dtype, [STAGES * PARTS, TILE_N, 64], ds_layout)
+    dq = gl.allocate_shared_memory(gl.float32, [DQ_SLOTS] + sums_desc.block_type.shape, sums_desc.layout)
+    pieces = gl.allocate_shared_memory(gl.float32, [2] + pieces_desc.block_type.shape, pieces_desc.layout)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    dealt = gl.allocate_shared_memory(gl.int32, [DEALT, 1], plain)
+    made = gl.allocate_shared_memory(gl.int64, [BARRIERS, 1], mbarrier.MBarrierLayout())
+    barriers(made, FULL, STAGES, 1)
+    barriers(made, EMPTY, STAGES, 2)
+    barriers(made, DQ_EMPTY, DQ_SLOTS, 1)
+    barriers(made, DS_FULL, STAGES, 2)
+    barriers(made, DEALT_FULL, DEALT, 1)
+    barriers(made, DEALT_EMPTY, DEALT, 4)
+    barriers(made, KV_FULL, 1, 1)
+    barriers(made, KV_EMPTY, 1, 2)
+    shared = Shared(q, dout, k, ds, dq, pieces, dealt, made)
+    fence_async_shared()
+    gl.warp_specialize([
+        (product_role, (0, dk_desc, dv_desc, shared, problem)),
+        (product_role, (1, dk_desc, dv_desc, shared, problem)),
+        (load_role, (pieces_desc, q_desc, dout_desc, k_desc, v_desc, shared, problem)),
+        (add_role, (0, sums_desc, dk_desc, dv_desc, shared, problem)),
+        (add_role, (1, sums_desc, dk_desc, dv_desc, shared, problem)),
+    ], [4, 1, 1, 1], [240, 24, 24, 24])  # fmt: skip
+
+
+@triton.jit
+def add_up(parts_ptr, part_rows, parts, out_ptr, stride, valid, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, eighths):
+    """ROWS x COLUMNS of dK or dV: what ``parts``, each ``part_rows`` rows of WIDTH after the one before, add up to, in that order."""
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for part in range(parts):
+        part_ptr = parts_ptr + tl.cast(part, tl.int64) * part_rows * WIDTH
+        total += load_rows(part_ptr, WIDTH // 8, valid, ROWS, COLUMNS, True).to(tl.float32)
+    rows = tl.arange(0, ROWS)[:, None]
+    pointers = out_ptr + rows * (stride * 8) + tl.arange(0, COLUMNS)[None, :]
+    tl.store(pointers, total.to(out_ptr.dtype.element_ty), mask=within(rows < valid, COLUMNS, eighths))
+
+
+@triton.jit(do_not_specialize=range(4, 15))
+def sum_parts(dk_parts_ptr, dv_parts_ptr, dk_ptr, dv_ptr, stride_dkb, stride_dkh, stride_dks, stride_dvb, stride_dvh,
+              stride_dvs, heads_kv, seqlen_k, parts, eighths, eighths_v, scale_log2, scale):  # fmt: skip
+    """dK and dV of ROWS keys of a head, from those of the parts of its query heads."""
+    blocks = tl.cdiv(seqlen_k, ROWS)
+    batch_head = (tl.program_id(0) // blocks).to(tl.int64)
+    row = tl.program_id(0) % blocks * ROWS
+    batch, head, valid = batch_head // heads_kv, batch_head % heads_kv, seqlen_k - row
+    first_row = batch_head * parts * seqlen_k + row
+    dk_ptr += (batch * stride_dkb + head * stride_dkh + row.to(tl.int64) * stride_dks) * 8
+    dv_ptr += (batch * stride_dvb + head * stride_dvh + row.to(tl.int64) * stride_dvs) * 8
+    dk_parts_ptr += first_row * 64
+    dv_parts_ptr += first_row * 64
+    add_up(dk_parts_ptr, seqlen_k, parts, dk_ptr, stride_dks, valid, 64, 64, eighths)
+    add_up(dv_parts_ptr, seqlen_k, parts, dv_ptr, stride_dvs, valid, 64, 64, eighths_v)
+
+
+@triton.jit(do_not_specialize=range(3, 10))
+def round_dq(sums_ptr, dq_ptr, counters_ptr, stride_dqb, stride_dqh, stride_dqs, heads_q, seqlen_q, padded, eighths,
+             scale_log2, scale):  # fmt: skip
+    """dQ from its sums: scaled and rounded; zero for blocks of queries that see no key, to which nothing was added."""
+    blocks = padded // TILE_M
+    # From the last to the first: L2 has what was added last.
+    place = tl.num_programs(0) - 1 - tl.program_id(0)
+    batch_head = (place // blocks).to(tl.int64)
+    row = place % blocks * TILE_M
+    batch, head = batch_head // heads_q, batch_head % heads_q
+    sums_ptr += (batch_head * padded + row) * HEAD_DIM
+    sums = load_rows(sums_ptr, SUM_COLUMNS // 8, SUM_ROWS, SUM_ROWS, SUM_COLUMNS, False)
+    # Back from the order of store_dq: warpgroup, warp, eight columns, four pairs of rows, row, pair of columns, half, column.
+    sums = tl.permute(sums.reshape([2, 4, 8, 4, 2, 4, 2, 2]), (0, 1, 6, 3, 4, 2, 5, 7)).reshape([TILE_M, HEAD_DIM])
+    added = tl.load(counters_ptr + (batch_head * padded + row) // TILE_M).to(tl.int32, bitcast=True)
+    dq = tl.where(added > 0, sums * scale, 0.0).to(dq_ptr.dtype.element_ty)
+    dq_ptr += (batch * stride_dqb + head * stride_dqh + row.to(tl.int64) * stride_dqs) * 8
+    rows = tl.arange(0, TILE_M)[:, None]
+    pointers = dq_ptr + rows * (stride_dqs * 8) + tl.arange(0, HEAD_DIM)[None, :]
+    tl.store(pointers, dq, mask=within(row + rows < seqlen_q, HEAD_DIM, eighths))
+
+
+@lru_cache(maxsize=256)
+def query_head_parts(
+    group: int, heads_kv: int, seqlen_q: int, seqlen_k: int, left: int, right: int, block: int, once: int, sms: int
+) -> int:
+    """Parts of `group` query heads: as many as one sequence needs for its programs, of `block` keys, to fill the SMs.
+
+    Not of the batch, on which no sequence's dK and dV may depend: in one that fills the SMs anyway parts only cost, so not more than
+    a few percent.  `left` and `right`: keys beside the diagonal that a query sees, -1: no limit; `once`: query rows that take as long
+    as what each more program does once.
+    """
+    rows = min(seqlen_q, seqlen_k) if right >= 0 else seqlen_q  # that a block sees at most, and in the mean
+    mean = rows - rows * rows / (2 * seqlen_k) if right >= 0 else rows
+    if left >= 0:
+        rows = mean = min(rows, left + max(right, 0) + block)
+    programs = heads_kv * -(-seqlen_k // block)
+
+    def alone(heads: int) -> float:
+        longest, parts = heads * rows + once, -(-group // heads)
+        if rows == mean:  # all alike
+            return -(-programs * parts // sms) * longest
+        return max(longest, programs * (group * mean + parts * once) / sms + longest / 4)
+
+    found = [n for n in range(1, group + 1) if (-(-group // n) - 1) * once <= 0.06 * group * mean]
+    least = min(map(alone, found))
+    # The fewest parts that are about as good.
+    return -(-group // max(n for n in found if alone(n) <= 1.1 * least))
+
+
+@lru_cache(maxsize=16)
+def multiprocessors(device):
+    """SMs of a GPU."""
+    return triton.runtime.driver.active.utils.get_device_properties(device)["multiprocessor_count"]
+
+
+def workspaces(q, k, v, terms, window_left, window_right):
+    """What launches need beside terms.
+
+    dK and dV of parts of the query heads that share a key/value head, None where a program takes them all; sums of dQ, 4 bytes to each block of queries to count in, and 4 more.
+    """
+    (batch, heads_q, seqlen_q, _), (_, heads_kv, seqlen_k, _), parts = q.shape, k.shape, 1
+    if q.device.type == "cuda" and q.numel() and k.numel():
+        parts = query_head_parts(heads_q // heads_kv, heads_kv, seqlen_q, seqlen_k, window_left, window_right,
+                         TILE_N.value, 96, multiprocessors(q.device.index))  # fmt: skip
+    rows = (batch, heads_kv * parts, seqlen_k)
+    dk_parts, dv_parts = (q.new_empty((*rows, width)) if parts > 1 else None for width in (64, 64))
+    padded = terms.shape[2]
+    sums = terms.new_empty((batch, heads_q, padded // TILE_M.value * SUM_ROWS.value, SUM_COLUMNS.value))
+    counters = terms.new_empty((batch * heads_q * (padded // TILE_M.value) + 1,))
+    return dk_parts, dv_parts, sums, counters
+
+
+def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, dk_parts, dv_parts, sums, counters, window_left,
+         window_right, deterministic=True):  # fmt: skip
+    """(kernel, grid, arguments but the scales) of the launches, () for empty tensors; ValueError for what they do not take."""
+    if min(window_left, window_right) < -1:
+        raise ValueError(f"window: expected limits of at least -1 (none), got ({window_left}, {window_right})")
+    if len(q.shape) != 4 or len(k.shape) != 4 or q.shape[1] != q.shape[1] // max(k.shape[1], 1) * k.shape[1]:
+        raise ValueError(f"q, k: expected 4 extents, heads of q a multiple of k's, got {[*q.shape]}, {[*k.shape]}")
+    (batch, heads_q, seqlen_q, _), (_, heads_kv, seqlen_k, _) = q.shape, k.shape
+    rows, keys = (batch, heads_q, seqlen_q), (batch, heads_kv, seqlen_k)
+    dtype = str(q.dtype) if str(q.dtype) in DTYPES else "bf16 or fp16"
+    taken = "a multiple of 8 up to 64"
+    head_dim, head_dim_v = (n if n in range(8, 65, 8) else taken for n in (q.shape[-1], v.shape[-1]))
+    tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dq": dq, "dk": dk, "dv": dv}
+    for name, x in tensors.items():
+        extents = keys if name[-1] in "kv" else rows
+        width = head_dim if name[-1] in "qk" else head_dim_v
+        want = (*extents, width), dtype, q.device, [0, 0, 0], (1,), 0
+        got = tuple(x.shape), str(x.dtype), x.device, [n % 8 for n in x.stride()[:3]], x.stride()[3:], x.data_ptr() % 16
+        if got != want:
+            raise ValueError(f"{name}: expected {want}, got {got}: shape, dtype, device, strides % 8, last, start % 16")
+    padded = triton.cdiv(seqlen_q, PADDED.value) * PADDED.value
+    dlse_or_any = lse if dlse is None else dlse
+    for name, x in (("lse", lse), ("dlse", dlse_or_any), ("terms", terms)):
+        want = (*rows[:2], padded, PIECES.value // 2) if name == "terms" else rows
+        if (tuple(x.shape), str(x.dtype), x.device) != (want, "torch.float32", q.device) or not x.is_contiguous():
+            raise ValueError(
+                f"{name}: expected contiguous float32 {want}, got {x.dtype} {tuple(x.shape)} on {x.device}"
+            )
+    if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
+        return ()
+    eighths, eighths_v = None if head_dim == 64 else head_dim // 8, None if head_dim_v == 64 else head_dim_v // 8
+    group, last = heads_q // heads_kv, ()
+    part, sum_heads, made_dk, made_dv = group, heads_kv, dk, dv
+    if dk_parts is not None:
+        sum_heads, made_dk, made_dv = dk_parts.shape[1], dk_parts, dv_parts
+        part = triton.cdiv(group, sum_heads // heads_kv)
+        for_sums = (dk_parts, dv_parts, dk, dv, *(n // 8 for x in (dk, dv) for n in x.stride()[:3]))
+        blocks = triton.cdiv(seqlen_k, ROWS.value) * batch * heads_kv
+        last = (
+            (sum_parts, (blocks, 1, 1), (*for_sums, heads_kv, seqlen_k, sum_heads // heads_kv, eighths, eighths_v)),
+        )
+    no_limit = seqlen_q + seqlen_k
+    window_left = no_limit if window_left < 0 else min(window_left, no_limit)
+    window_right = no_limit if window_right < 0 else min(window_right, no_limit)
+    boxes = []
+    for x, count in ((terms, TILE_M), (q, TILE_M), (dout, TILE_M), (k, TILE_N), (v, TILE_N), (sums, SUM_ROWS), (made_dk,
+                     KEYS), (made_dv, KEYS)):  # fmt: skip
+        columns = HEAD_DIM.value if x.dtype == q.dtype else x.shape[3]
+        block = [1, 1, count.value, 64 if count is KEYS else columns]
+        layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(x.dtype)])
+        boxes.append(TensorDescriptor.from_tensor(x, block, layout))
+    for_rows = (out, dout, lse, dlse_or_any, terms, counters, *(n // 8 for x in (out, dout) for n in x.stride()[:3]))
+    for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q, eighths_v)
+    key_blocks, heads = triton.cdiv(seqlen_k, TILE_N.value), batch * sum_heads
+    sizes = (seqlen_q, seqlen_k, heads_q, group, part, key_blocks, heads, padded, int(deterministic))
+    sizes += (window_left, window_right)
+    row_blocks = padded // ROWS.value * batch * heads_q
+    dq_blocks = padded // TILE_M.value * batch * heads_q
+    for_dq = (sums, dq, counters, *(n // 8 for n in dq.stride()[:3]), heads_q, seqlen_q, padded, eighths)
+    return (
+        (row_terms, (row_blocks, 1, 1), for_rows),
+        (gradients, (min(key_blocks * heads, multiprocessors(q.device.index)), 1, 1), (*boxes, counters, *sizes)),
+        (round_dq, (dq_blocks, 1, 1), for_dq),
+        *last,
+    )
+
+
+def launch(q, k, v, out, lse, dout, dq, dk, dv, scale, window_left=-1, window_right=-1, dlse=None, terms=None,
+           deterministic=True):  # fmt: skip
+    """Write the gradients of launch(q, k, v, out, lse, scale) of the forward pass to `dq`, `dk` and `dv`.
+
+    q, dq, out, dout: (batch, heads_q, seqlen_q, 64); k, v, dk, dv: (batch, heads_kv, seqlen_k, 64); all bf16 or all fp16, unit
+    last stride, rows that start at 16 bytes; or all with fewer columns, a multiple of 8.  lse, as the forward pass wrote it, and dlse, its gradient where it has one:
+    (batch, heads_q, seqlen_q), float32, contiguous.  terms: (batch, heads_q, seqlen_q rounded up to PADDED, 8), float32:
+    written here, allocated where it is None, as the sums of dQ are: 4 bytes for each element.  deterministic: whether programs add
+    to dQ in the order of their keys, so that every run has the same bits.
+    """
+    if not 0.0 < scale <= 2.0e38:  # times log2(e), 2e38 is still a float32
+        raise ValueError(f"scale: expected a number above 0 and at most 2e+38, got {scale:g}")
+    if terms is None:
+        padded = triton.cdiv(q.shape[2], PADDED.value) * PADDED.value
+        terms = lse.new_empty((*q.shape[:2], padded, PIECES.value // 2))
+    more = workspaces(q, k, v, terms, window_left, window_right)
+    launches = plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *more, window_left, window_right, deterministic)
+    for (kernel, grid, arguments), options in zip(launches, OPTIONS):
+        kernel[grid](*arguments, max(scale * LOG2E.value, 1e-37), scale, **options)  # the first scale as in the forward
+    if not launches:
+        for gradient in (dq, dk, dv):
+            gradient.zero_()
