@@ -29,19 +29,17 @@ from tilecast.model.pipeline import fa3
 from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.pipeline.serving import apart, latent, portable
 from tilecast.model.step.batch import Batch
-from tilecast.model.step.costs import (
+from tilecast.model.step.costs.around import (
     COPY_ENGINE,
     COPY_ENGINE_E4M3,
     COPY_ENGINE_RUNS,
     COPY_ENGINE_SHARES,
     LATENT,
     LATENT_RUNS,
-    PARTED,
     POINTERS,
-    PREFILL,
     Counts,
-    of_warpgroups,
 )
+from tilecast.model.step.costs.tiles import PARTED, PREFILL, of_warpgroups
 
 #: Variants that a step is forecast with.
 StepVariant = (
@@ -370,7 +368,10 @@ def _prefill_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
     alike = 3 * -(-total // sms) * most <= 4 * -(-total * most // sms)
     # A program that takes in one part after the other merges between them; a merge of others' parts keeps it from its next item.
     found = replace(
-        dealt, merges_beside=False, counts=of_warpgroups(PARTED, dealt.counts.finishers), places=total * most
+        dealt,
+        merges_beside=False,
+        counts=replace(of_warpgroups(PARTED, dealt.counts.finishers), kept=not parting.chained),
+        places=total * most,
     )
     if not (alike or total * most > parting.room):
         return found

@@ -18,7 +18,8 @@ from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.sm.simulate import SmTrace, steady_state
 from tilecast.model.step.batch import Batch
-from tilecast.model.step.costs import Around
+from tilecast.model.step.costs.around import Around
+from tilecast.model.step.costs.tiles import AroundTiles, TileCounts
 from tilecast.model.step.dealing import Dealing, StepVariant, dealing, in_turn, launched, loop, multiplied
 from tilecast.model.step.items import Items, batch_items
 from tilecast.model.step.play import Costs, Played, nothing, play
@@ -245,14 +246,9 @@ def _pace(heads: Workload, variant: StepVariant, machine: Machine, page: int) ->
         tuple(trace.ii_cycles for trace in traces), max(0.0, first.iteration_end[0] - first.ii_cycles) + longer, begun + longer,
         ended - begun - first.ii_cycles, float(ring),
         first.iteration_end[-1] - len(first.iteration_end) * first.ii_cycles,
-        masked_extra(first, steady_state(first.pipeline, 2)) if dealt.counts.tiles is not None else 0.0,
+        masked_extra(first, steady_state(first.pipeline, 2)) if isinstance(dealt.counts, TileCounts) else 0.0,
         max(0.0, first.ii_cycles - max(first.pipeline.demand().values())),
     )  # fmt: skip
-
-
-def _kept(dealt: Dealing) -> bool:
-    """Whether what a program has of a tile stays in registers from one part of its keys to the next."""
-    return dealt.parting is not None and not dealt.parting.chained
 
 
 def _costs(
@@ -260,14 +256,11 @@ def _costs(
     hbm: float, l2: float, mhz: float,
 ) -> Costs:  # fmt: skip
     sms = int(machine["chip.sm_count"])
-    around = Around(
-        machine,
-        dealt.counts,
-        dealt.tile_m,
-        dealt.warps,
-        dealt.most_splits,
-        mhz,
-        items is not None and items.count <= sms * dealt.programs,
+    counts, once = dealt.counts, items is not None and items.count <= sms * dealt.programs
+    around = (
+        AroundTiles(machine, counts, dealt.tile_m, mhz=mhz)
+        if isinstance(counts, TileCounts)
+        else Around(machine, counts, dealt.tile_m, dealt.warps, dealt.most_splits, mhz, once)
     )
     pace = _pace(heads, in_turn(variant, dealt), machine, batch.page)
     blocks = float(items.blocks.sum()) if items is not None else 0.0
@@ -285,7 +278,7 @@ def _costs(
         machine.get("launch.cta_turnaround_cycles", machine["launch.cta_start_cycles"]),
     )
     cold, warm = (around.set_up(batch.page, cold) + pace.fill for cold in (True, False))
-    tiles, columns = dealt.counts.tiles is not None, heads.head_dim_qk + heads.head_dim_v
+    columns = heads.head_dim_qk + heads.head_dim_v
     diagonal = 0.0 if items is None or items.masked is None else float((items.masked > 0).mean())
     cold += around.first_time(heads.head_dim_v, diagonal, batch.heads.mask == "window")
     load_block = around.load_block(batch.page, dealt.tile_n, columns)
@@ -299,7 +292,7 @@ def _costs(
         + cold
         + max(0.0, around.queries(rows, batch.workload().seqlen_q > 1) - pace.landed),
         later_start=turnaround + around.plan(False) + warm,
-        next_item=pace.restart if tiles else around.next_item(batch.page, pace.fill),
+        next_item=around.next_item(batch.page, pace.fill, pace.restart),
         finish=around.finish(heads.head_dim_v, rows),
         hand_over=around.hand_over(heads.head_dim_v, rows),
         merge=lambda splits, there: around.merge(splits, rows, heads, there),
@@ -309,15 +302,15 @@ def _costs(
         idle_program=turnaround + around.plan(False),
         merges_beside=dealt.merges_beside,
         join_ends=around.join_ends(heads.head_dim_v, rows, pace.ring_bytes),
-        join=around.join(heads.head_dim_v, rows, kept=_kept(dealt)) + (pace.alone if dealt.chained else 0.0),
+        join=around.join(heads.head_dim_v, rows) + (pace.alone if dealt.chained else 0.0),
         join_first=around.join_first(),
         join_later=around.join_later(heads.head_dim_v, rows),
         join_again=around.join_again(),
         join_on=around.join_on(),
         masked=pace.masked,
-        load_item=around.load_tile(batch.page, heads.head_dim_qk),
+        load_item=around.load_item(batch.page, heads.head_dim_qk),
         load_block=load_block,
-        around=around.ended(heads.head_dim_v) if tiles and dealt.counts.finishers > 1 else 0.0,
+        around=around.hidden(heads.head_dim_v),
         slack=pace.slack,
         ring=int(pace.ring_bytes // (dealt.tile_n * columns * heads.dtype_bytes)),
     )

@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from tilecast.model.chip.tiles import blocks_seen
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.step.batch import Batch
 from tilecast.model.step.dealing import Dealing, Parting, keys_seen, limits
@@ -111,13 +112,10 @@ def sequence_items(
     # The last warpgroup of a tile that has rows begins at a query of its own, and sees blocks of its own.
     there = np.minimum(rows - tile * tile_m, tile_m)
     last = (tile * tile_m + (there - 1) // _WARPGROUP_ROWS * _WARPGROUP_ROWS) // group
-    whole_end = (last + diagonal + right + 1) // tile_n * tile_n
-    whole_first = -(-np.maximum(high + diagonal - left, 0) // tile_n) * tile_n
-    own = np.maximum(begin, np.maximum(last + diagonal - left, 0) // tile_n * tile_n)
-    masked = np.clip(-(-(end - np.maximum(whole_end, own)) // tile_n), 0, None)
-    masked = np.minimum(
-        masked + np.clip((whole_first - own) // tile_n, 0, None), np.clip(-(-(end - own) // tile_n), 0, None)
-    )
+    least, _, *whole = blocks_seen(last, high, diagonal, seqlen_k, left, right, tile_n)
+    own, after = np.maximum(begin // tile_n, least), -(-end // tile_n)
+    masked = np.maximum(after - own, 0)
+    masked -= np.clip(np.minimum(whole[1], after) - np.maximum(whole[0], own), 0, masked)
     joins = np.zeros(len(index), dtype=np.int64)
     if dealt.teams:
         # The first of a tile's splits that sees a key merges with nothing.

@@ -26,17 +26,15 @@ from tilecast.model.pipeline.serving import latent
 from tilecast.model.sm.bounds import bounds
 from tilecast.model.sm.simulate import steady_state
 from tilecast.model.step.batch import Batch, parse_requests
-from tilecast.model.step.costs import (
+from tilecast.model.step.costs.around import (
     COPY_ENGINE,
     COPY_ENGINE_RUNS,
     LATENT,
     LATENT_RUNS,
-    PARTED,
     POINTERS,
-    PREFILL,
     Around,
-    of_warpgroups,
 )
+from tilecast.model.step.costs.tiles import PARTED, PREFILL, AroundTiles, TileCounts, of_warpgroups
 from tilecast.model.step.dealing import Dealing, dealing, launched, loop
 from tilecast.model.step.evaluate import evaluate_step
 from tilecast.model.step.forecast import forecast_step, named_pair, shipped_pair
@@ -425,19 +423,24 @@ def test_the_first_part_leaves_and_the_last_comes_alone() -> None:
     without = play(items, replace(costs, join_ends=0.0))
     assert play(items, costs).end - without.end == pytest.approx(costs.join_ends)
     # Of the portable kernel and of parted prefill what is left is on its way meanwhile.
-    assert Around(H200, PARTED, 128).join_ends(128, 128, 1e6) == Around(H200, PARTED, 128).join_later(128, 128) == 0.0
+    assert (
+        AroundTiles(H200, PARTED, 128).join_ends(128, 128, 1e6)
+        == AroundTiles(H200, PARTED, 128).join_later(128, 128)
+        == 0.0
+    )
 
 
 def test_roles_with_code_of_their_own_share_what_fetches_it() -> None:
     """Until the first copy the SM fetches the planning of all roles, later what is near; at an item's end that of both warpgroups."""
     for counts in (LATENT, LATENT_RUNS, of_warpgroups(PARTED, 2)):
+        around = AroundTiles if isinstance(counts, TileCounts) else Around
         shared, alone = (
-            Around(H200, counts, 64, once=True),
-            Around(H200, replace(counts, beside=0, finishers=1), 64, once=True),
+            around(H200, counts, 64, once=True),  # type: ignore[arg-type]
+            around(H200, replace(counts, beside=0, finishers=1), 64, once=True),  # type: ignore[arg-type]
         )
         assert shared.plan(True) - alone.plan(True) == pytest.approx(counts.beside * far_cycles(H200))
         assert shared.plan(False) == alone.plan(False)
-        if counts.tiles is None:  # of tiles: test_a_tile_of_prefill_runs_through_code
+        if around is Around:  # of tiles: test_a_tile_of_prefill_runs_through_code
             assert shared.ended(512) - alone.ended(512) == pytest.approx(counts.finish * far_cycles(H200))
     again = Around(H200, LATENT, 64)
     assert again.ended(512) == Around(H200, replace(LATENT, finishers=1), 64).ended(512)
@@ -451,36 +454,35 @@ def test_roles_with_code_of_their_own_share_what_fetches_it() -> None:
 def test_a_tile_of_prefill_runs_through_code_that_loops_have_put_out_of_the_cache() -> None:
     """Of two warpgroups with code of their own no instruction comes faster than a dependent one, of three the fetches set the pace; the first time
     all comes from far, the loop of a window's left edge only where there is one."""
-    two, three = (Around(H200, of_warpgroups(PREFILL, count), 64 * count) for count in (2, 3))
-    tiles = PREFILL.tiles
-    code = tiles.item[0] + tiles.item[1] * 128
+    two, three = (AroundTiles(H200, of_warpgroups(PREFILL, count), 64 * count) for count in (2, 3))
+    code = PREFILL.item[0] + PREFILL.item[1] * 128
     assert two.part(128) == pytest.approx(code * max(H200["alu.latency_cycles"], 2 * near_cycles(H200)))
     assert three.part(128) == pytest.approx(code * 3 * near_cycles(H200))
-    left = tiles.left[0] + tiles.left[1] * 128
+    left = PREFILL.left[0] + PREFILL.left[1] * 128
     assert two.first_time(128, 1.0, True) - two.first_time(128, 1.0, False) == pytest.approx(
         2 * left * far_cycles(H200)
     )
-    diagonal = tiles.diagonal[0] + tiles.diagonal[1] * 128
+    diagonal = PREFILL.diagonal[0] + PREFILL.diagonal[1] * 128
     assert two.first_time(128, 1.0, False) - two.first_time(128, 0.5, False) == pytest.approx(
         diagonal * far_cycles(H200)
     )
-    parted = Around(H200, of_warpgroups(PARTED, 2), 128)
-    assert parted.ended(128) - two.ended(128) == pytest.approx(PARTED.tiles.around_parts * two.near())
+    parted = AroundTiles(H200, of_warpgroups(PARTED, 2), 128)
+    assert parted.ended(128) - two.ended(128) == pytest.approx(PARTED.around_parts * two.near())
     assert (
         Around(H200, COPY_ENGINE, 64).first_time(128, 1.0, True)
-        == Around(H200, COPY_ENGINE, 64).load_tile(64, 128)
+        == Around(H200, COPY_ENGINE, 64).load_item(64, 128)
         == 0.0
     )
 
 
 def test_a_load_warp_copies_16_rows_of_q_at_a_time_and_a_box_of_a_page() -> None:
-    around = Around(H200, PREFILL, 128)
-    each, tiles = H200["alu.latency_cycles"], PREFILL.tiles
-    assert around.load_tile(64, 256) - around.load_tile(64, 128) == pytest.approx(8 * 2 * tiles.load_piece * each)
-    assert around.load_tile(64, 128) - around.load_tile(0, 128) == pytest.approx(H200["hbm.latency_cycles"])
+    around = AroundTiles(H200, PREFILL, 128)
+    each = H200["alu.latency_cycles"]
+    assert around.load_item(64, 256) - around.load_item(64, 128) == pytest.approx(8 * 2 * PREFILL.load_piece * each)
+    assert around.load_item(64, 128) - around.load_item(0, 128) == pytest.approx(H200["hbm.latency_cycles"])
     # K and V of 128 columns: two boxes each for every page of a block.
     assert around.load_block(16, 64, 256) - around.load_block(64, 64, 256) == pytest.approx(
-        3 * 4 * tiles.load_box * each
+        3 * 4 * PREFILL.load_box * each
     )
     assert around.load_block(256, 64, 256) == around.load_block(0, 64, 256)
 
