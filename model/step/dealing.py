@@ -33,12 +33,12 @@ from tilecast.model.step.costs.around import (
     COPY_ENGINE,
     COPY_ENGINE_E4M3,
     COPY_ENGINE_RUNS,
-    COPY_ENGINE_SHARES,
     LATENT,
     LATENT_RUNS,
     POINTERS,
     Counts,
 )
+from tilecast.model.step.costs.runs import shares_of
 from tilecast.model.step.costs.tiles import PARTED, PREFILL, of_warpgroups
 
 #: Variants that a step is forecast with.
@@ -188,6 +188,12 @@ def loop(heads: Workload, variant: StepVariant, machine: Machine, page: int, pro
     return _CLASSES[variant.family].loop(heads, variant, machine, page, programs)
 
 
+def forward_of(variant: StepVariant, heads: Workload) -> Fa3Variant | None:
+    """The variant of forward kernels whose loop kernels of ``variant`` have, None where they have one of their own."""
+    found = _CLASSES[variant.family].forward
+    return None if found is None else found(variant, heads)
+
+
 def in_turn(variant: StepVariant, dealt: Dealing) -> StepVariant:
     """The variant whose loop programs of a launch run: one program of an SM that takes runs of splits has rings of its own."""
     return variant if dealt.runs is None else _CLASSES[variant.family].in_turn(variant)
@@ -217,6 +223,8 @@ class _Class:
     in_turn: Callable[[Any], Any] = lambda variant: variant
     #: Whether its kernels take heads of fewer columns than their own, as if they were as wide.
     narrower: bool = False
+    #: The variant of forward kernels whose loop its kernels have.
+    forward: Callable[[Any, Workload], Fa3Variant] | None = None
 
 
 def _portable(v: ServingVariant, heads: Workload) -> Dealing:
@@ -261,7 +269,7 @@ def _runs_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
         return replace(dealt, direct=True)
     sequences = (dealt.shared(q, k, batch.heads) for q, k in batch.lengths if dealt.takes(q * group))
     runs = runs_of(sequences, sms, work.heads_kv, dealt.fold, dealt.shrinks)
-    return replace(dealt, runs=runs, programs=1, counts=COPY_ENGINE_SHARES)
+    return replace(dealt, runs=runs, programs=1, counts=shares_of(len(batch.lengths)))
 
 
 def _mla(v: HopperMlaVariant, heads: Workload) -> Dealing:
@@ -389,12 +397,15 @@ def _hopper_loop(w: Workload, v: HopperServingVariant, m: Machine, _page: int, _
     return replace(fa3.build(w, like, m), name=f"serving on Hopper 64x{v.tile_n}")
 
 
-def _prefill_loop(w: Workload, v: HopperPrefillVariant, m: Machine, _page: int, _programs: int | None) -> Pipeline:
-    like = Fa3Variant(
+def _forward(v: HopperPrefillVariant, w: Workload) -> Fa3Variant:
+    return Fa3Variant(
         warpgroups=v.warpgroups, tile_n=v.tile_n, kv_stages=v.kv_stages, q_stages=hopper_prefill.q_tiles(w), overlap=True,
         ping_pong=False, rescale="anchored",
     )  # fmt: skip
-    return replace(fa3.build(w, like, m), name=f"prefill on Hopper {64 * v.warpgroups}x{v.tile_n}")
+
+
+def _prefill_loop(w: Workload, v: HopperPrefillVariant, m: Machine, _page: int, _programs: int | None) -> Pipeline:
+    return replace(fa3.build(w, _forward(v, w), m), name=f"prefill on Hopper {64 * v.warpgroups}x{v.tile_n}")
 
 
 def _e4m3_loop(w: Workload, v: HopperServingE4m3Variant, m: Machine, _page: int, programs: int | None) -> Pipeline:
@@ -421,7 +432,7 @@ _CLASSES = {
     ),
     "prefill-hopper": _Class(
         _prefill, _prefill_loop, lambda v: f"{64 * v.warpgroups}x{v.tile_n} {'one warpgroup' if v.warpgroups == 1 else f'{v.warpgroups} warpgroups'}",
-        launched=_prefill_launched, narrower=True,
+        launched=_prefill_launched, narrower=True, forward=_forward,
     ),
     "serving-hopper-e4m3": _Class(
         _e4m3, _e4m3_loop, lambda v: f"16x{v.tile_n} four warps apart", ("split_keys", "split_keys_of_many")

@@ -134,7 +134,8 @@ def sequence_items(
         read, masked = (
             np.bincount(place * runs + part // run, x, tiles * runs).astype(np.int64) for x in (read, masked)
         )
-        place, joins = np.repeat(place[::splits], runs), np.zeros(len(read), dtype=np.int64)
+        joins = np.bincount(place * runs + part // run, minlength=tiles * runs) - 1
+        place = np.repeat(place[::splits], runs)
     return SequenceItems(tiles, splits, keys, read, -(-read // tile_n), place, joins, masked, reach)
 
 
@@ -256,6 +257,6 @@ def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
     found = Items(
         np.concatenate(blocks), np.concatenate(keys), np.concatenate(tile), np.asarray(counts, dtype=np.int64), len(mine),
         sum(q for q, _ in mine), most, span, partial_rows, heads.heads_q * sum(q for q, _ in mine), heads_kv * tiles,
-        np.concatenate(joins) if dealt.chained else None, *((runs.pieces, runs.apart, runs.joining) if runs else ()),
+        np.concatenate(joins) if dealt.chained or dealt.runs else None, *((runs.pieces, runs.apart, runs.joining) if runs else ()),
     )  # fmt: skip
     return replace(found, masked=np.concatenate(masked))

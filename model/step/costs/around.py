@@ -73,10 +73,8 @@ COPY_ENGINE = Counts(269, 1, 299, 250, 4, 0, 0, 264, 6, 0, 0, (4, 4), 16, 320)
 #: The same for e4m3 caches (`hopper_serve_d128_e4m3.py`): Q becomes float16 before the first block, and sums of the warps meet in shared
 #: memory after the last.
 COPY_ENGINE_E4M3 = Counts(264, 1, 286, 419, 12, 0, 0, 264, 6, 0, 0, (4, 4), 16, 647)
-#: The same where each warp multiplies 16-bit tiles for itself and those warps also merge (`hopper_serve_d128_runs.py`): where each split has a
-#: program, and where a program first adds up the batch to know its share.
+#: The same where each warp multiplies 16-bit tiles for itself and those warps also merge (`hopper_serve_d128_runs.py`): where each split has a program.
 COPY_ENGINE_RUNS = Counts(150, 1, 163, 320, 5, 0, 0, 560, 2, 0, 0, (8, 8), 16)
-COPY_ENGINE_SHARES = Counts(600, 4, 264, 320, 5, 0, 0, 560, 2, 0, 0, (8, 8), 16, 344)
 #: Of the latent kernel (`hopper_mla_d576_512.py`): a turn of its merge has 8 splits of 4 rows, and half of the columns.  Until the load
 #: warp's first copy, 431 instructions, the warpgroups run as many and 401, the one that merges 238; between parts 590 and 460.
 LATENT = Counts(
@@ -90,7 +88,7 @@ PARTIAL_BYTES = 4
 #: Rows of an accumulator that a warp has.
 WARP_ROWS = 16
 #: Of L2's latency: a count in memory with its release and acquire (1,300 cycles by the clock read in the decode kernel, docs/notes/serving-kernels.md).
-_COUNT_TRIPS = 4.0
+COUNT_TRIPS = 4.0
 
 
 def _of_warps(rows: int) -> int:
@@ -221,7 +219,7 @@ class Around:
     def join_on(self) -> float:
         """From one program that joins what it has done apart to the next, whose code for that has not run yet: a word in memory, seen."""
         c = self.counts
-        seen = _COUNT_TRIPS * self.machine["l2.latency_cycles"]
+        seen = COUNT_TRIPS * self.machine["l2.latency_cycles"]
         return self.instructions(c.joined_later, 0, True, c.finishers) + seen
 
     def join_ends(self, head_dim_v: int, rows: int, keys: float) -> float:
@@ -241,6 +239,10 @@ class Around:
         """What a program's first item takes beyond others where code of loops is fetched, too; ``diagonal``: the share of items with blocks
         there, ``left``: whether windows end at keys."""
         del head_dim_v, diagonal, left
+        return 0.0
+
+    def masked(self) -> float:
+        """Of a block that crosses an edge of the mask or the end of the keys, beyond others, beside what its loop takes."""
         return 0.0
 
     def hidden(self, head_dim_v: int) -> float:
@@ -280,5 +282,5 @@ class Around:
                 taken = -(-pieces * c.merged_parts // min(pieces * c.merged_parts, programs))
                 turns, counted = taken / c.merged_parts, taken + 2.0
             steps = -(-members // at_once)
-            cycles += (1.0 + _COUNT_TRIPS * counted) * m["l2.latency_cycles"] + turns * (turn + steps * step)
-        return cycles + (_COUNT_TRIPS * m["l2.latency_cycles"] if c.merged_parts else 0.0)
+            cycles += (1.0 + COUNT_TRIPS * counted) * m["l2.latency_cycles"] + turns * (turn + steps * step)
+        return cycles + (COUNT_TRIPS * m["l2.latency_cycles"] if c.merged_parts else 0.0)

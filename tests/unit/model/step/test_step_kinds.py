@@ -34,6 +34,7 @@ from tilecast.model.step.costs.around import (
     POINTERS,
     Around,
 )
+from tilecast.model.step.costs.runs import AroundRuns, shares_of
 from tilecast.model.step.costs.tiles import PARTED, PREFILL, AroundTiles, TileCounts, of_warpgroups
 from tilecast.model.step.dealing import Dealing, dealing, launched, loop
 from tilecast.model.step.evaluate import evaluate_step
@@ -473,6 +474,44 @@ def test_a_tile_of_prefill_runs_through_code_that_loops_have_put_out_of_the_cach
         == Around(H200, COPY_ENGINE, 64).load_item(64, 128)
         == 0.0
     )
+
+
+def test_of_more_sequences_a_load_warp_adds_up_more_before_its_first_copy() -> None:
+    """Further turns run through code that has come already, and wait for lengths from memory."""
+    few, many, more, most = (AroundRuns(H200, shares_of(count), 16).plan(True) for count in (32, 33, 129, 257))
+    assert shares_of(33) == shares_of(128) and few < many < more
+    assert most - more == pytest.approx(more - many) and more - many < shares_of(129).turn * far_cycles(H200)
+    assert more - many > H200["hbm.latency_cycles"]
+
+
+def test_a_run_of_splits_sums_up_between_them() -> None:
+    """A program that takes in four splits one after the other runs through the code behind a split three times more, and leaves one part."""
+    batch = dense("64x8192")
+    (launch,) = evaluate_step(batch, H200, (shipped_pair(batch, H200)[0],), 1500.0).launches
+    items, costs = launch.items, launch.costs
+    assert items is not None and items.joins is not None and int(items.joins.max()) == 15
+    without = play(items, replace(costs, join=0.0))
+    assert play(items, costs).end > without.end and costs.join < costs.finish < costs.hand_over
+
+
+def test_a_merge_of_runs_takes_8_rows_at_a_time_or_4_in_all() -> None:
+    around = AroundRuns(H200, shares_of(1), 16)
+    four, eight, nine, sixteen = (around.merge(16, rows, HEADS, 1) for rows in (4, 8, 9, 16))
+    assert four < eight < nine < sixteen
+    back = 16 * 8 * 128 * 4 / H200["l2.bytes_per_clk_per_sm"]
+    assert sixteen - nine == pytest.approx(back * 7 / 8)
+    # Groups of 16 come side by side, and then they: what is merged again is short.
+    assert around.merge(32, 8, HEADS, 1) == pytest.approx(around.merge(17, 8, HEADS, 1))
+    assert eight < around.merge(32, 8, HEADS, 1) < 2.5 * eight
+
+
+def test_prefill_takes_its_loop_from_machine_code_where_one_is_at_hand() -> None:
+    """Three warpgroups at head_dim 64: longer than the fluid model's; a block at the diagonal has a loop of its own, which costs as much again
+    as half a block."""
+    batch = Batch(parse_requests("1x4096:4096"), replace(HEADS, head_dim_qk=64, head_dim_v=64))
+    launch = evaluate_step(batch, H200, shipped_pair(batch, H200), 1500.0).launches[-1]
+    assert launch.costs.periods[0] > 1.1 * launch.trace.ii_cycles
+    assert 0.4 * launch.costs.periods[0] < launch.costs.masked < launch.costs.periods[0]
 
 
 def test_a_load_warp_copies_16_rows_of_q_at_a_time_and_a_box_of_a_page() -> None:

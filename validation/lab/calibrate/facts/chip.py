@@ -115,6 +115,13 @@ def _hbm(table: Table) -> Found | None:
     return spread([copy, *others]) if copy is not None else None
 
 
+def _read_ratio(table: Table) -> Found | None:
+    """The benchmark's reads alone over the driver's copy."""
+    copy = table.one("memory/driver_copy", "chip_tbps")
+    read = table.one("memory/bandwidth", "chip_tbps", sms="all", source="hbm", copy=False)
+    return spread([read], lambda tbps: tbps / copy.value) if copy is not None and read is not None else None
+
+
 def _graph_kernel(table: Table) -> Found | None:
     rows = table.all("launch/graph_kernel", "kernel_us", ctas="one per SM")
     usual = [row for row in rows if table.params(row)["body_cycles"]]
@@ -147,6 +154,7 @@ RULES: dict[str, Rule] = {
     "l2.bytes_per_clk_per_sm": _l2_rate,
     "l2.bytes_per_clk_per_sm_lockstep": _l2_lockstep,
     "hbm.tbps_achieved": _hbm,
+    "hbm.read_ratio": _read_ratio,
     "hbm.latency_cycles": partial(_walk, source="hbm"),
     "launch.graph_kernel_us": _graph_kernel,
     "launch.kernel_us": _graph_kernel,
