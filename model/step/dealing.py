@@ -28,6 +28,7 @@ from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import fa3
 from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.pipeline.serving import apart, latent, portable
+from tilecast.model.pipeline.soft_cap import DIVISION, TANGENT, SoftCap, with_cap
 from tilecast.model.step.batch import Batch
 from tilecast.model.step.costs.around import (
     COPY_ENGINE,
@@ -39,7 +40,7 @@ from tilecast.model.step.costs.around import (
     Counts,
 )
 from tilecast.model.step.costs.runs import shares_of
-from tilecast.model.step.costs.tiles import PARTED, PREFILL, of_warpgroups
+from tilecast.model.step.costs.tiles import CHAINED, PARTED, PREFILL, of_warpgroups
 
 #: Variants that a step is forecast with.
 StepVariant = (
@@ -183,9 +184,18 @@ def multiplied(variant: StepVariant, heads: Workload) -> Workload:
     return replace(heads, head_dim_qk=columns, head_dim_v=columns_v)
 
 
-def loop(heads: Workload, variant: StepVariant, machine: Machine, page: int, programs: int | None = None) -> Pipeline:
-    """The loop of ``programs`` programs on an SM (default: as many as there are)."""
-    return _CLASSES[variant.family].loop(heads, variant, machine, page, programs)
+def loop(
+    heads: Workload,
+    variant: StepVariant,
+    machine: Machine,
+    page: int,
+    programs: int | None = None,
+    capped: bool = False,
+) -> Pipeline:
+    """The loop of ``programs`` programs on an SM (default: as many as there are), of scores with a soft cap where they are ``capped``."""
+    of_class = _CLASSES[variant.family]
+    made = of_class.loop(heads, variant, machine, page, programs)
+    return with_cap(made, machine, of_class.cap) if capped else made
 
 
 def forward_of(variant: StepVariant, heads: Workload) -> Fa3Variant | None:
@@ -225,6 +235,8 @@ class _Class:
     narrower: bool = False
     #: The variant of forward kernels whose loop its kernels have.
     forward: Callable[[Any, Workload], Fa3Variant] | None = None
+    #: How its kernels bend scores.
+    cap: SoftCap = DIVISION
 
 
 def _portable(v: ServingVariant, heads: Workload) -> Dealing:
@@ -383,7 +395,8 @@ def _prefill_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
     )
     if not (alike or total * most > parting.room):
         return found
-    chained = replace(found, chained=True, places=parting.chained * sms)
+    counts = replace(of_warpgroups(CHAINED, dealt.counts.finishers), kept=not parting.chained)
+    chained = replace(found, chained=True, counts=counts, places=parting.chained * sms)
     if len(batch.lengths) == 1:
         return chained
     return replace(chained, longer=hopper_prefill.CHAIN / sms, places=chained.places + min(parting.some, total * most))
@@ -432,7 +445,7 @@ _CLASSES = {
     ),
     "prefill-hopper": _Class(
         _prefill, _prefill_loop, lambda v: f"{64 * v.warpgroups}x{v.tile_n} {'one warpgroup' if v.warpgroups == 1 else f'{v.warpgroups} warpgroups'}",
-        launched=_prefill_launched, narrower=True, forward=_forward,
+        launched=_prefill_launched, narrower=True, forward=_forward, cap=TANGENT,
     ),
     "serving-hopper-e4m3": _Class(
         _e4m3, _e4m3_loop, lambda v: f"16x{v.tile_n} four warps apart", ("split_keys", "split_keys_of_many")

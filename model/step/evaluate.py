@@ -127,7 +127,7 @@ def _launch(
     items = batch_items(batch, dealt)
     heads = multiplied(variant, replace(batch.heads, seqlen_q=1, seqlen_k=1, mask="causal", window=None))
     sms = int(machine["chip.sm_count"])
-    pipeline = loop(heads, in_turn(variant, dealt), machine, batch.page)
+    pipeline = loop(heads, in_turn(variant, dealt), machine, batch.page, capped=batch.capped)
     trace = steady_state(pipeline)
     read, written, l2 = _bytes(batch, items)
     hbm, memory_needs = read + written, memory_seconds(machine, read, written)
@@ -232,10 +232,10 @@ class _Pace:
 
 
 @lru_cache(maxsize=512)
-def _pace(heads: Workload, variant: StepVariant, machine: Machine, page: int) -> _Pace:
+def _pace(heads: Workload, variant: StepVariant, machine: Machine, page: int, capped: bool) -> _Pace:
     dealt = dealing(variant, heads)
     counts = range(1, dealt.programs + 1) if dealt.least_rows == 1 else (dealt.programs,)
-    traces = [steady_state(loop(heads, variant, machine, page, count)) for count in counts]
+    traces = [steady_state(loop(heads, variant, machine, page, count, capped)) for count in counts]
     first = traces[0]
     begun = min(event.start for event in first.events if event.iteration == 0 and event.op.startswith("qk"))
     ring = sum(b.bytes_per_slot * b.depth for b in first.pipeline.buffers if b.producer.startswith("load"))
@@ -256,6 +256,8 @@ def _pace(heads: Workload, variant: StepVariant, machine: Machine, page: int) ->
         at_hand = None if forward is None else loop_at_hand(heads, machine, forward)
         if at_hand is not None and at_hand.code is not None:
             whole, masked = block_cycles(at_hand.code, machine, machine.rated_mhz)
+            if capped:  # no such loop is at hand: what the cap adds to the other's
+                whole += first.ii_cycles - steady_state(loop(heads, variant, machine, page)).ii_cycles
             periods = (whole,) * len(periods)
     return _Pace(
         periods, max(0.0, first.iteration_end[0] - first.ii_cycles) + longer, begun + longer,
@@ -271,15 +273,16 @@ def _costs(
     memory_needs: float, l2: float, mhz: float,
 ) -> Costs:  # fmt: skip
     sms = int(machine["chip.sm_count"])
+    merges = 0 if items is None else len(items.splits_of_tile)
     counts, once = dealt.counts, items is not None and items.count <= sms * dealt.programs
     around = (
         AroundTiles(machine, counts, dealt.tile_m, mhz=mhz)
         if isinstance(counts, TileCounts)
-        else AroundRuns(machine, counts, dealt.tile_m, mhz=mhz, once=once)
+        else AroundRuns(machine, counts, dealt.tile_m, mhz=mhz, first_merges=min(1.0, sms / max(1, merges)))
         if isinstance(counts, RunsCounts)
         else Around(machine, counts, dealt.tile_m, dealt.warps, dealt.most_splits, mhz, once)
     )
-    pace = _pace(heads, in_turn(variant, dealt), machine, batch.page)
+    pace = _pace(heads, in_turn(variant, dealt), machine, batch.page, batch.capped)
     blocks = float(items.blocks.sum()) if items is not None else 0.0
     port = machine["l2.bytes_per_clk_per_sm"] * sms
     memory = max(memory_needs * mhz * 1e6, l2 / port) / blocks if blocks else 0.0
@@ -297,6 +300,7 @@ def _costs(
     columns = heads.head_dim_qk + heads.head_dim_v
     diagonal = 0.0 if items is None or items.masked is None else float((items.masked > 0).mean())
     cold += around.first_time(heads.head_dim_v, diagonal, batch.heads.mask == "window")
+    longer = counts.loop(heads.head_dim_qk) if isinstance(counts, TileCounts) else 1.0
     load_block = around.load_block(batch.page, dealt.tile_n, columns)
     return Costs(
         sms=sms,
@@ -312,7 +316,7 @@ def _costs(
         finish=around.finish(heads.head_dim_v, rows),
         hand_over=around.hand_over(heads.head_dim_v, rows),
         merge=lambda splits, there: around.merge(splits, rows, heads, there),
-        periods=tuple(max(period, load_block) for period in pace.periods),
+        periods=tuple(max(period * longer, load_block) for period in pace.periods),
         memory_block=memory,
         idle_programs=max(0, programs - (items.count if items is not None else 0)),
         idle_program=turnaround + around.plan(False),

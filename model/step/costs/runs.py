@@ -60,6 +60,8 @@ class AroundRuns(Around):
     """Cycles around the loops of a run of splits, by what happens."""
 
     counts: RunsCounts
+    #: Share of merges that are the first on their SM.
+    first_merges: float = 1.0
 
     def warm(self, *counts: int | float | tuple[float, float], columns: int = 0) -> float:
         """Instructions that have run before."""
@@ -115,16 +117,18 @@ class AroundRuns(Around):
         return self.warm(self.counts.split, columns=head_dim_v)
 
     def merge(self, splits: int, rows: int, workload: Workload, there: int) -> float:
-        """All splits of a group at once, and then the groups, whose code has mostly run before, but not near by."""
+        """All splits of a group at once, and then the groups; the first time on an SM that code comes from far, later from the next cache."""
         del there
         m, c = self.machine, self.counts
         many = rows > c.merged_rows[0] // 2
         at_once = c.merged_rows[0] // (1 if many else 2)
         pieces, groups = -(-rows // at_once), -(-splits // c.merged)
-        code = c.merges[many] * (far_cycles(m) if self.once else max(_EACH, near_cycles(m)))
-        cycles = code - self.warm(c.merges[many])
+        code, near = c.merges[many], max(_EACH, near_cycles(m))
+        cycles = 0.0
         for level, members in enumerate((splits,) if groups == 1 else (c.merged, groups)):
+            # That of groups has code of its own.
+            cycles += code * (near + (1.0 if level else self.first_merges) * (far_cycles(m) - near) - _EACH)
             back = members * rows * workload.head_dim_v * PARTIAL_BYTES / m["l2.bytes_per_clk_per_sm"]
-            each = self.warm(c.merges[many]) + m["l2.latency_cycles"]
+            each = self.warm(code) + m["l2.latency_cycles"]
             cycles += pieces * each + back + COUNT_TRIPS * level * m["l2.latency_cycles"]
         return cycles

@@ -37,6 +37,12 @@ class TileCounts(Counts):
     #: Of a warpgroup for a tile beside that for a part of it, and whether that stays in registers from one part of its keys to the next.
     around_parts: int = 0
     kept: bool = False
+    #: How long its loop takes by columns of Q and K, as a share of that of the kernel that does not part keys.
+    loops: tuple[tuple[int, float], ...] = ()
+
+    def loop(self, head_dim_qk: int) -> float:
+        """Of heads with so many columns."""
+        return dict(self.loops).get(head_dim_qk, 1.0)
 
 
 #: At 64, 128 and 256 columns of V (`tilecast inspect` of `hopper_prefill_d64.py`, `_d128.py`, `_d256.py`: 931, 1124
@@ -49,8 +55,13 @@ PREFILL = TileCounts(
     item=(750.0, 2.9), diagonal=(330.0, 1.2), left=(285.0, 0.7), whole=(150.0, 0.67),
     load_item=364, load_rows=42, load_piece=22, load_block=145, load_box=8,
 )  # fmt: skip
-#: Where keys are parted.
-PARTED = replace(PREFILL, load_item=529, around_parts=670)
+#: Where keys are parted, and parts are dealt out, or those of a tile are taken in one after the other beside such as are dealt out: other
+#: compilations of the file, which spill 8 to 240 bytes (`tilecast forecast` of each on an H200: 1206, 1674 and 1230 cycles a block of 64 keys at
+#: head_dim 64, 1156, 1141 and 1269 at 128, 1358, 1554 and 1712 at 192/128, 4207, 4218 and 4263 at 256).
+PARTED = replace(
+    PREFILL, load_item=529, around_parts=670, loops=((64, 1674 / 1206), (128, 1141 / 1156), (192, 1554 / 1358), (256, 4218 / 4207))
+)  # fmt: skip
+CHAINED = replace(PARTED, loops=((64, 1230 / 1206), (128, 1269 / 1156), (192, 1712 / 1358), (256, 4263 / 4207)))
 
 
 def of_warpgroups(counts: TileCounts, count: int) -> TileCounts:

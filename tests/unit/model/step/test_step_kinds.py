@@ -35,7 +35,7 @@ from tilecast.model.step.costs.around import (
     Around,
 )
 from tilecast.model.step.costs.runs import AroundRuns, shares_of
-from tilecast.model.step.costs.tiles import PARTED, PREFILL, AroundTiles, TileCounts, of_warpgroups
+from tilecast.model.step.costs.tiles import CHAINED, PARTED, PREFILL, AroundTiles, TileCounts, of_warpgroups
 from tilecast.model.step.dealing import Dealing, dealing, launched, loop
 from tilecast.model.step.evaluate import evaluate_step
 from tilecast.model.step.forecast import forecast_step, named_pair, shipped_pair
@@ -512,6 +512,29 @@ def test_prefill_takes_its_loop_from_machine_code_where_one_is_at_hand() -> None
     launch = evaluate_step(batch, H200, shipped_pair(batch, H200), 1500.0).launches[-1]
     assert launch.costs.periods[0] > 1.1 * launch.trace.ii_cycles
     assert 0.4 * launch.costs.periods[0] < launch.costs.masked < launch.costs.periods[0]
+
+
+def test_forms_of_prefill_that_part_keys_have_loops_of_their_own() -> None:
+    """Dealt out, or in turn beside such as are: the compiler's other forms of the file, which spill."""
+    heads = replace(HEADS, head_dim_qk=192, head_dim_v=128)
+    whole, dealt, chained = (
+        evaluate_step(batch, H200, shipped_pair(batch, H200), 1500.0).launches[-1]
+        for batch in (Batch(parse_requests(x), heads) for x in ("64x33:1000", "1x128:32768", "1x4096:4096,1x100:3000"))
+    )
+    assert whole.dealt.parting is None and not dealt.dealt.chained and chained.dealt.chained
+    period = whole.costs.periods[0]
+    assert dealt.costs.periods[0] == pytest.approx(period * PARTED.loop(192))
+    assert chained.costs.periods[0] == pytest.approx(period * CHAINED.loop(192))
+    assert PARTED.loop(192) < CHAINED.loop(192) and PREFILL.loop(192) == CHAINED.loop(4) == 1.0
+
+
+def test_soft_caps_lengthen_blocks() -> None:
+    for requests in ("64x8192", "1x4096:4096"):
+        plain, bent = (
+            evaluate_step(batch, H200, shipped_pair(batch, H200), 1500.0).launches[-1].costs.periods[0]
+            for batch in (replace(dense(requests), capped=capped) for capped in (False, True))
+        )
+        assert bent > 1.1 * plain
 
 
 def test_a_load_warp_copies_16_rows_of_q_at_a_time_and_a_box_of_a_page() -> None:
