@@ -116,10 +116,13 @@ def _hbm(table: Table) -> Found | None:
 
 
 def _read_ratio(table: Table) -> Found | None:
-    """The benchmark's reads alone over the driver's copy."""
+    """All SMs reading by the copy engine, with two tiles and more in flight, over the driver's copy: the mean."""
     copy = table.one("memory/driver_copy", "chip_tbps")
-    read = table.one("memory/bandwidth", "chip_tbps", sms="all", source="hbm", copy=False)
-    return spread([read], lambda tbps: tbps / copy.value) if copy is not None and read is not None else None
+    reads = table.all("tma/load_bandwidth", "chip_tbps", sms="all", source="hbm", in_flight=(2, 3, 4))
+    if copy is None or not reads:
+        return None
+    ratios = [row.value / copy.value for row in reads]
+    return Found(sum(ratios) / len(ratios), min(ratios), max(ratios), tuple(reads))
 
 
 def _graph_kernel(table: Table) -> Found | None:
