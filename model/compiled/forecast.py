@@ -58,6 +58,10 @@ class CompiledForecast:
         return self._tile().slope
 
 
+#: Blocks at an edge by which what one of them takes is simulated.
+_EDGES = 4
+
+
 @dataclass(frozen=True, slots=True)
 class _Affine:
     """Cost of a tile: ``fixed + slope x whole blocks``."""
@@ -143,6 +147,22 @@ def _hopper_tile(
         (blocks, _hopper_run(code, variant, machine, (_with_whole(shape, blocks),), cold, mhz, share)[0])
         for blocks in _STEADY
     ])  # fmt: skip
+
+
+def block_cycles(code: KernelCode, machine: Machine, mhz: float) -> tuple[float, float]:
+    """(cycles of a whole block of a long tile of a Hopper kernel, cycles that one at the right edge of its mask takes beyond), alone on its SM, what
+    it reads in L2."""
+    variant = parse_variant(code.variant)
+    assert isinstance(variant, Fa3Variant)
+    pace = 100.0 * max(1, round(mhz / 100.0))
+
+    def run(edge: int, main: int) -> float:
+        tile = (TileCounts(edge=edge, main=main),) * variant.warpgroups
+        return _hopper_run(code, variant, machine, (tile,), False, pace, 0.0)[0]
+
+    fewer, more = _STEADY[0], _STEADY[-1]
+    whole = (run(0, more) - run(0, fewer)) / (more - fewer)
+    return whole, (run(_EDGES, fewer) - run(0, fewer)) / _EDGES - whole
 
 
 def _hopper_cta_cost(

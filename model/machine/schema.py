@@ -166,6 +166,7 @@ KEYS: dict[str, Key] = {
     "hbm.capacity_gb": Key("GB", 0.01, 1e6, (), "memory that programs can use"),
     "hbm.tbps_spec": Key("TB/s", 0.01, 1000, (), "memory bandwidth, data sheet"),
     "hbm.tbps_achieved": Key("TB/s", 0.01, 1000, _ALL, "memory bandwidth a copy reaches"),
+    "hbm.read_ratio": Key("ratio", 0.5, 2, (), "bandwidth of reads alone, by the copy engine, over that of a copy"),
     "hbm.latency_cycles": Key("cycles", 1, 20000, (), "memory load"),
     "dsmem.latency_cycles": Key("cycles", 1, 20000, (), "another SM's shared memory, round trip"),
     "launch.kernel_us": Key("us", 0, 1000, _ALL, "launch to first CTA and last CTA to completion"),

@@ -43,6 +43,8 @@ class Batch:
     cache: str = ""
     #: Whether V is the first columns of K (MLA): all query heads share one key, which is there once.
     latent: bool = False
+    #: Whether scores have a soft cap.
+    capped: bool = False
 
     def __post_init__(self) -> None:
         if not self.lengths:
@@ -111,7 +113,12 @@ class Batch:
         heads = f"{h.heads_q}/{h.heads_kv} heads"
         dims = f"{h.head_dim_qk}" if h.head_dim_qk == h.head_dim_v else f"{h.head_dim_qk}/{h.head_dim_v}"
         pages = f"pages of {self.page}" if self.page else "no pages"
-        kind = h.dtype + (f", {self.cache} caches" if self.cache else "") + (", latent" if self.latent else "")
+        kind = (
+            h.dtype
+            + (f", {self.cache} caches" if self.cache else "")
+            + (", latent" if self.latent else "")
+            + (", soft cap" if self.capped else "")
+        )
         mask = f"window {h.window[0]},{h.window[1]}" if h.window else h.mask.replace("none", "no mask")
         return f"{shortened(requests_text(self.lengths))}, {heads}, head_dim {dims}, {kind}, {mask}, {pages}"
 

@@ -28,20 +28,19 @@ from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import fa3
 from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.pipeline.serving import apart, latent, portable
+from tilecast.model.pipeline.soft_cap import DIVISION, TANGENT, SoftCap, with_cap
 from tilecast.model.step.batch import Batch
-from tilecast.model.step.costs import (
+from tilecast.model.step.costs.around import (
     COPY_ENGINE,
     COPY_ENGINE_E4M3,
     COPY_ENGINE_RUNS,
-    COPY_ENGINE_SHARES,
     LATENT,
     LATENT_RUNS,
-    PARTED,
     POINTERS,
-    PREFILL,
     Counts,
-    of_warpgroups,
 )
+from tilecast.model.step.costs.runs import shares_of
+from tilecast.model.step.costs.tiles import CHAINED, PARTED, PREFILL, of_warpgroups
 
 #: Variants that a step is forecast with.
 StepVariant = (
@@ -185,9 +184,24 @@ def multiplied(variant: StepVariant, heads: Workload) -> Workload:
     return replace(heads, head_dim_qk=columns, head_dim_v=columns_v)
 
 
-def loop(heads: Workload, variant: StepVariant, machine: Machine, page: int, programs: int | None = None) -> Pipeline:
-    """The loop of ``programs`` programs on an SM (default: as many as there are)."""
-    return _CLASSES[variant.family].loop(heads, variant, machine, page, programs)
+def loop(
+    heads: Workload,
+    variant: StepVariant,
+    machine: Machine,
+    page: int,
+    programs: int | None = None,
+    capped: bool = False,
+) -> Pipeline:
+    """The loop of ``programs`` programs on an SM (default: as many as there are), of scores with a soft cap where they are ``capped``."""
+    of_class = _CLASSES[variant.family]
+    made = of_class.loop(heads, variant, machine, page, programs)
+    return with_cap(made, machine, of_class.cap) if capped else made
+
+
+def forward_of(variant: StepVariant, heads: Workload) -> Fa3Variant | None:
+    """The variant of forward kernels whose loop kernels of ``variant`` have, None where they have one of their own."""
+    found = _CLASSES[variant.family].forward
+    return None if found is None else found(variant, heads)
 
 
 def in_turn(variant: StepVariant, dealt: Dealing) -> StepVariant:
@@ -219,6 +233,10 @@ class _Class:
     in_turn: Callable[[Any], Any] = lambda variant: variant
     #: Whether its kernels take heads of fewer columns than their own, as if they were as wide.
     narrower: bool = False
+    #: The variant of forward kernels whose loop its kernels have.
+    forward: Callable[[Any, Workload], Fa3Variant] | None = None
+    #: How its kernels bend scores.
+    cap: SoftCap = DIVISION
 
 
 def _portable(v: ServingVariant, heads: Workload) -> Dealing:
@@ -263,7 +281,7 @@ def _runs_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
         return replace(dealt, direct=True)
     sequences = (dealt.shared(q, k, batch.heads) for q, k in batch.lengths if dealt.takes(q * group))
     runs = runs_of(sequences, sms, work.heads_kv, dealt.fold, dealt.shrinks)
-    return replace(dealt, runs=runs, programs=1, counts=COPY_ENGINE_SHARES)
+    return replace(dealt, runs=runs, programs=1, counts=shares_of(len(batch.lengths)))
 
 
 def _mla(v: HopperMlaVariant, heads: Workload) -> Dealing:
@@ -370,11 +388,15 @@ def _prefill_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
     alike = 3 * -(-total // sms) * most <= 4 * -(-total * most // sms)
     # A program that takes in one part after the other merges between them; a merge of others' parts keeps it from its next item.
     found = replace(
-        dealt, merges_beside=False, counts=of_warpgroups(PARTED, dealt.counts.finishers), places=total * most
+        dealt,
+        merges_beside=False,
+        counts=replace(of_warpgroups(PARTED, dealt.counts.finishers), kept=not parting.chained),
+        places=total * most,
     )
     if not (alike or total * most > parting.room):
         return found
-    chained = replace(found, chained=True, places=parting.chained * sms)
+    counts = replace(of_warpgroups(CHAINED, dealt.counts.finishers), kept=not parting.chained)
+    chained = replace(found, chained=True, counts=counts, places=parting.chained * sms)
     if len(batch.lengths) == 1:
         return chained
     return replace(chained, longer=hopper_prefill.CHAIN / sms, places=chained.places + min(parting.some, total * most))
@@ -388,12 +410,15 @@ def _hopper_loop(w: Workload, v: HopperServingVariant, m: Machine, _page: int, _
     return replace(fa3.build(w, like, m), name=f"serving on Hopper 64x{v.tile_n}")
 
 
-def _prefill_loop(w: Workload, v: HopperPrefillVariant, m: Machine, _page: int, _programs: int | None) -> Pipeline:
-    like = Fa3Variant(
+def _forward(v: HopperPrefillVariant, w: Workload) -> Fa3Variant:
+    return Fa3Variant(
         warpgroups=v.warpgroups, tile_n=v.tile_n, kv_stages=v.kv_stages, q_stages=hopper_prefill.q_tiles(w), overlap=True,
         ping_pong=False, rescale="anchored",
     )  # fmt: skip
-    return replace(fa3.build(w, like, m), name=f"prefill on Hopper {64 * v.warpgroups}x{v.tile_n}")
+
+
+def _prefill_loop(w: Workload, v: HopperPrefillVariant, m: Machine, _page: int, _programs: int | None) -> Pipeline:
+    return replace(fa3.build(w, _forward(v, w), m), name=f"prefill on Hopper {64 * v.warpgroups}x{v.tile_n}")
 
 
 def _e4m3_loop(w: Workload, v: HopperServingE4m3Variant, m: Machine, _page: int, programs: int | None) -> Pipeline:
@@ -420,7 +445,7 @@ _CLASSES = {
     ),
     "prefill-hopper": _Class(
         _prefill, _prefill_loop, lambda v: f"{64 * v.warpgroups}x{v.tile_n} {'one warpgroup' if v.warpgroups == 1 else f'{v.warpgroups} warpgroups'}",
-        launched=_prefill_launched, narrower=True,
+        launched=_prefill_launched, narrower=True, forward=_forward, cap=TANGENT,
     ),
     "serving-hopper-e4m3": _Class(
         _e4m3, _e4m3_loop, lambda v: f"16x{v.tile_n} four warps apart", ("split_keys", "split_keys_of_many")

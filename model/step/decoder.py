@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from tilecast.model.chip.memory import memory_seconds
 from tilecast.model.kernel.workload import DTYPES, Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.step.batch import Batch
@@ -70,7 +71,7 @@ def decoders() -> dict[str, Decoder]:
 
 def product_seconds(machine: Machine, tokens: int, inputs: int, outputs: int, dtype: str) -> float:
     """Seconds below which no product of ``tokens`` rows with a matrix can be: bytes or FLOP, and a launch."""
-    read = inputs * outputs * DTYPES[dtype] / (machine["hbm.tbps_achieved"] * 1e12)
+    read = memory_seconds(machine, inputs * outputs * DTYPES[dtype])
     rate = machine[f"tensor.{dtype}_flop_per_clk"] * machine["chip.sm_count"] * machine["chip.clock_max_mhz"] * 1e6
     multiply = 2.0 * tokens * inputs * outputs / (rate * machine["power.tensor_clock_share"])
     return max(read, multiply) + machine["launch.kernel_us"] * 1e-6

@@ -12,14 +12,19 @@ from functools import lru_cache
 
 from tilecast.model.chip.evaluate import settled_clock
 from tilecast.model.chip.launch import masked_extra
+from tilecast.model.chip.memory import memory_seconds
 from tilecast.model.chip.power import Activity, Clock
+from tilecast.model.compiled.forecast import block_cycles
+from tilecast.model.compiled.loops.shelf import loop_at_hand
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.sm.simulate import SmTrace, steady_state
 from tilecast.model.step.batch import Batch
-from tilecast.model.step.costs import Around
-from tilecast.model.step.dealing import Dealing, StepVariant, dealing, in_turn, launched, loop, multiplied
+from tilecast.model.step.costs.around import Around
+from tilecast.model.step.costs.runs import AroundRuns, RunsCounts
+from tilecast.model.step.costs.tiles import AroundTiles, TileCounts
+from tilecast.model.step.dealing import Dealing, StepVariant, dealing, forward_of, in_turn, launched, loop, multiplied
 from tilecast.model.step.items import Items, batch_items
 from tilecast.model.step.play import Costs, Played, nothing, play
 
@@ -41,6 +46,8 @@ class LaunchRun:
     launch_seconds: float
     hbm_bytes: float
     l2_bytes: float
+    #: What the memory needs for its bytes.
+    memory_seconds: float
     #: Programs of the launch, and how many the chip holds at once.
     programs: int
     slots: int
@@ -120,16 +127,17 @@ def _launch(
     items = batch_items(batch, dealt)
     heads = multiplied(variant, replace(batch.heads, seqlen_q=1, seqlen_k=1, mask="causal", window=None))
     sms = int(machine["chip.sm_count"])
-    pipeline = loop(heads, in_turn(variant, dealt), machine, batch.page)
+    pipeline = loop(heads, in_turn(variant, dealt), machine, batch.page, capped=batch.capped)
     trace = steady_state(pipeline)
-    hbm, l2 = _bytes(batch, items)
+    read, written, l2 = _bytes(batch, items)
+    hbm, memory_needs = read + written, memory_seconds(machine, read, written)
     activity = _activity(batch.heads, dealt, pipeline, items, hbm, l2)
     bound = _bound(batch, dealt)
     programs = max(1, min(bound, dealt.programs * sms * dealt.waves))
     top = machine["chip.clock_max_mhz"]
 
     def costs_at(mhz: float) -> Costs:
-        return _costs(batch, heads, machine, variant, dealt, items, programs, hbm, l2, mhz)
+        return _costs(batch, heads, machine, variant, dealt, items, programs, memory_needs, l2, mhz)
 
     def played_at(mhz: float) -> Played:
         costs = costs_at(mhz)
@@ -146,11 +154,11 @@ def _launch(
     # While what is read takes the place of what was written the memory has more to do, which the programs' own pace may hide.
     first_bytes = min(hbm, room)
     streaming = max(0.0, played.streamed_until - costs.first_start) / (settled.mhz * 1e6)
-    moved = (1.0 + dirty) * first_bytes / (machine["hbm.tbps_achieved"] * 1e12)
+    moved = memory_seconds(machine, first_bytes, dirty * first_bytes)
     back = max(0.0, moved - streaming * first_bytes / hbm) if dirty and hbm else 0.0
     seconds = played.end / (settled.mhz * 1e6) + back + launch
     return LaunchRun(
-        variant, dealt, pipeline, trace, items, played, settled, seconds, launch, hbm, l2, programs, dealt.programs * sms,
+        variant, dealt, pipeline, trace, items, played, settled, seconds, launch, hbm, l2, memory_needs, programs, dealt.programs * sms,
         costs,
     )  # fmt: skip
 
@@ -179,16 +187,16 @@ def _bound(batch: Batch, dealt: Dealing) -> int:
     return max(parts, heads_kv * max(tiles, sequences * most_splits * split_tiles))
 
 
-def _bytes(batch: Batch, items: Items | None) -> tuple[float, float]:
-    """(bytes from and to memory, bytes through L2) of a launch: K and V once, Q and O, what splits leave for the last one."""
+def _bytes(batch: Batch, items: Items | None) -> tuple[float, float, float]:
+    """(bytes from memory, bytes to it, bytes through L2) of a launch: K and V once, Q and O, what splits leave for the last one."""
     if items is None:
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
     h = batch.heads
-    queries = items.queries * h.heads_q * (h.head_dim_qk + h.head_dim_v) * h.dtype_bytes
+    queries, results = (items.queries * h.heads_q * dim * h.dtype_bytes for dim in (h.head_dim_qk, h.head_dim_v))
     partials = items.partial_rows * (h.head_dim_v + 2) * _PARTIAL_BYTES
     # What is written goes to memory in the end; the last split reads it while L2 has it.
     span, read = items.span * batch.key_bytes, float(items.keys.sum()) * batch.key_bytes
-    return span + queries + partials, read + queries + 2.0 * partials
+    return span + queries, results + partials, read + queries + results + 2.0 * partials
 
 
 def _activity(
@@ -224,10 +232,10 @@ class _Pace:
 
 
 @lru_cache(maxsize=512)
-def _pace(heads: Workload, variant: StepVariant, machine: Machine, page: int) -> _Pace:
+def _pace(heads: Workload, variant: StepVariant, machine: Machine, page: int, capped: bool) -> _Pace:
     dealt = dealing(variant, heads)
     counts = range(1, dealt.programs + 1) if dealt.least_rows == 1 else (dealt.programs,)
-    traces = [steady_state(loop(heads, variant, machine, page, count)) for count in counts]
+    traces = [steady_state(loop(heads, variant, machine, page, count, capped)) for count in counts]
     first = traces[0]
     begun = min(event.start for event in first.events if event.iteration == 0 and event.op.startswith("qk"))
     ring = sum(b.bytes_per_slot * b.depth for b in first.pipeline.buffers if b.producer.startswith("load"))
@@ -241,39 +249,43 @@ def _pace(heads: Workload, variant: StepVariant, machine: Machine, page: int) ->
     ended = max(
         event.end for event in first.events if event.iteration == 0 and first.pipeline.op(event.op).role in begins
     )
+    periods, masked = tuple(trace.ii_cycles for trace in traces), 0.0
+    if isinstance(dealt.counts, TileCounts):
+        masked = masked_extra(first, steady_state(first.pipeline, 2))
+        forward = forward_of(variant, heads)
+        at_hand = None if forward is None else loop_at_hand(heads, machine, forward)
+        if at_hand is not None and at_hand.code is not None:
+            whole, masked = block_cycles(at_hand.code, machine, machine.rated_mhz)
+            if capped:  # no such loop is at hand: what the cap adds to the other's
+                whole += first.ii_cycles - steady_state(loop(heads, variant, machine, page)).ii_cycles
+            periods = (whole,) * len(periods)
     return _Pace(
-        tuple(trace.ii_cycles for trace in traces), max(0.0, first.iteration_end[0] - first.ii_cycles) + longer, begun + longer,
+        periods, max(0.0, first.iteration_end[0] - first.ii_cycles) + longer, begun + longer,
         ended - begun - first.ii_cycles, float(ring),
         first.iteration_end[-1] - len(first.iteration_end) * first.ii_cycles,
-        masked_extra(first, steady_state(first.pipeline, 2)) if dealt.counts.tiles is not None else 0.0,
+        masked,
         max(0.0, first.ii_cycles - max(first.pipeline.demand().values())),
     )  # fmt: skip
 
 
-def _kept(dealt: Dealing) -> bool:
-    """Whether what a program has of a tile stays in registers from one part of its keys to the next."""
-    return dealt.parting is not None and not dealt.parting.chained
-
-
 def _costs(
     batch: Batch, heads: Workload, machine: Machine, variant: StepVariant, dealt: Dealing, items: Items | None, programs: int,
-    hbm: float, l2: float, mhz: float,
+    memory_needs: float, l2: float, mhz: float,
 ) -> Costs:  # fmt: skip
     sms = int(machine["chip.sm_count"])
-    around = Around(
-        machine,
-        dealt.counts,
-        dealt.tile_m,
-        dealt.warps,
-        dealt.most_splits,
-        mhz,
-        items is not None and items.count <= sms * dealt.programs,
+    merges = 0 if items is None else len(items.splits_of_tile)
+    counts, once = dealt.counts, items is not None and items.count <= sms * dealt.programs
+    around = (
+        AroundTiles(machine, counts, dealt.tile_m, mhz=mhz)
+        if isinstance(counts, TileCounts)
+        else AroundRuns(machine, counts, dealt.tile_m, mhz=mhz, first_merges=min(1.0, sms / max(1, merges)))
+        if isinstance(counts, RunsCounts)
+        else Around(machine, counts, dealt.tile_m, dealt.warps, dealt.most_splits, mhz, once)
     )
-    pace = _pace(heads, in_turn(variant, dealt), machine, batch.page)
+    pace = _pace(heads, in_turn(variant, dealt), machine, batch.page, batch.capped)
     blocks = float(items.blocks.sum()) if items is not None else 0.0
-    bytes_per_cycle = machine["hbm.tbps_achieved"] * 1e6 / mhz
     port = machine["l2.bytes_per_clk_per_sm"] * sms
-    memory = max(hbm / bytes_per_cycle, l2 / port) / blocks if blocks else 0.0
+    memory = max(memory_needs * mhz * 1e6, l2 / port) / blocks if blocks else 0.0
     rows = min(
         dealt.tile_m,
         max((q for q, _ in batch.lengths if dealt.takes(q * heads.group_size)), default=1)
@@ -285,9 +297,10 @@ def _costs(
         machine.get("launch.cta_turnaround_cycles", machine["launch.cta_start_cycles"]),
     )
     cold, warm = (around.set_up(batch.page, cold) + pace.fill for cold in (True, False))
-    tiles, columns = dealt.counts.tiles is not None, heads.head_dim_qk + heads.head_dim_v
+    columns = heads.head_dim_qk + heads.head_dim_v
     diagonal = 0.0 if items is None or items.masked is None else float((items.masked > 0).mean())
     cold += around.first_time(heads.head_dim_v, diagonal, batch.heads.mask == "window")
+    longer = counts.loop(heads.head_dim_qk) if isinstance(counts, TileCounts) else 1.0
     load_block = around.load_block(batch.page, dealt.tile_n, columns)
     return Costs(
         sms=sms,
@@ -299,25 +312,25 @@ def _costs(
         + cold
         + max(0.0, around.queries(rows, batch.workload().seqlen_q > 1) - pace.landed),
         later_start=turnaround + around.plan(False) + warm,
-        next_item=pace.restart if tiles else around.next_item(batch.page, pace.fill),
+        next_item=around.next_item(batch.page, pace.fill, pace.restart),
         finish=around.finish(heads.head_dim_v, rows),
         hand_over=around.hand_over(heads.head_dim_v, rows),
         merge=lambda splits, there: around.merge(splits, rows, heads, there),
-        periods=tuple(max(period, load_block) for period in pace.periods),
+        periods=tuple(max(period * longer, load_block) for period in pace.periods),
         memory_block=memory,
         idle_programs=max(0, programs - (items.count if items is not None else 0)),
         idle_program=turnaround + around.plan(False),
         merges_beside=dealt.merges_beside,
         join_ends=around.join_ends(heads.head_dim_v, rows, pace.ring_bytes),
-        join=around.join(heads.head_dim_v, rows, kept=_kept(dealt)) + (pace.alone if dealt.chained else 0.0),
+        join=around.join(heads.head_dim_v, rows) + (pace.alone if dealt.chained else 0.0),
         join_first=around.join_first(),
         join_later=around.join_later(heads.head_dim_v, rows),
         join_again=around.join_again(),
         join_on=around.join_on(),
-        masked=pace.masked,
-        load_item=around.load_tile(batch.page, heads.head_dim_qk),
+        masked=pace.masked + around.masked(),
+        load_item=around.load_item(batch.page, heads.head_dim_qk),
         load_block=load_block,
-        around=around.ended(heads.head_dim_v) if tiles and dealt.counts.finishers > 1 else 0.0,
+        around=around.hidden(heads.head_dim_v),
         slack=pace.slack,
         ring=int(pace.ring_bytes // (dealt.tile_n * columns * heads.dtype_bytes)),
     )

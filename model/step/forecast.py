@@ -79,7 +79,7 @@ def forecast_step(
     check_step(batch, chip, pair)
     question = _Question(chip, pair, decoder, clock)
     run = evaluate_step(batch, chip, pair, clock)
-    parts = _parts(run, chip)
+    parts = _parts(run)
     more, largest = None, None
     if next_request is not None:
         more = question.cost_of(next_request, batch)
@@ -245,12 +245,12 @@ def split_times(
     return tuple(sorted(found, key=lambda one: one.seconds))
 
 
-def _parts(run: StepRun, machine: Machine) -> tuple[Part, ...]:
+def _parts(run: StepRun) -> tuple[Part, ...]:
     """Where the time goes; adds up exactly, no part negative."""
     spent = dict.fromkeys((MEMORY, PACE, START, MERGE, IDLE, LAUNCH), 0.0)
     for launch in run.launches:
         hertz, played = launch.clock.mhz * 1e6, launch.played
-        memory = min(launch.hbm_bytes / (machine["hbm.tbps_achieved"] * 1e12), played.streamed_until / hertz)
+        memory = min(launch.memory_seconds, played.streamed_until / hertz)
         streamed = played.streamed_until / hertz
         start = min(launch.costs.first_start / hertz, streamed - memory)
         idle = played.idle / hertz

@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from tilecast.model.chip.tiles import blocks_seen
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.step.batch import Batch
 from tilecast.model.step.dealing import Dealing, Parting, keys_seen, limits
@@ -111,13 +112,10 @@ def sequence_items(
     # The last warpgroup of a tile that has rows begins at a query of its own, and sees blocks of its own.
     there = np.minimum(rows - tile * tile_m, tile_m)
     last = (tile * tile_m + (there - 1) // _WARPGROUP_ROWS * _WARPGROUP_ROWS) // group
-    whole_end = (last + diagonal + right + 1) // tile_n * tile_n
-    whole_first = -(-np.maximum(high + diagonal - left, 0) // tile_n) * tile_n
-    own = np.maximum(begin, np.maximum(last + diagonal - left, 0) // tile_n * tile_n)
-    masked = np.clip(-(-(end - np.maximum(whole_end, own)) // tile_n), 0, None)
-    masked = np.minimum(
-        masked + np.clip((whole_first - own) // tile_n, 0, None), np.clip(-(-(end - own) // tile_n), 0, None)
-    )
+    least, _, *whole = blocks_seen(last, high, diagonal, seqlen_k, left, right, tile_n)
+    own, after = np.maximum(begin // tile_n, least), -(-end // tile_n)
+    masked = np.maximum(after - own, 0)
+    masked -= np.clip(np.minimum(whole[1], after) - np.maximum(whole[0], own), 0, masked)
     joins = np.zeros(len(index), dtype=np.int64)
     if dealt.teams:
         # The first of a tile's splits that sees a key merges with nothing.
@@ -136,7 +134,8 @@ def sequence_items(
         read, masked = (
             np.bincount(place * runs + part // run, x, tiles * runs).astype(np.int64) for x in (read, masked)
         )
-        place, joins = np.repeat(place[::splits], runs), np.zeros(len(read), dtype=np.int64)
+        joins = np.bincount(place * runs + part // run, minlength=tiles * runs) - 1
+        place = np.repeat(place[::splits], runs)
     return SequenceItems(tiles, splits, keys, read, -(-read // tile_n), place, joins, masked, reach)
 
 
@@ -258,6 +257,6 @@ def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
     found = Items(
         np.concatenate(blocks), np.concatenate(keys), np.concatenate(tile), np.asarray(counts, dtype=np.int64), len(mine),
         sum(q for q, _ in mine), most, span, partial_rows, heads.heads_q * sum(q for q, _ in mine), heads_kv * tiles,
-        np.concatenate(joins) if dealt.chained else None, *((runs.pieces, runs.apart, runs.joining) if runs else ()),
+        np.concatenate(joins) if dealt.chained or dealt.runs else None, *((runs.pieces, runs.apart, runs.joining) if runs else ()),
     )  # fmt: skip
     return replace(found, masked=np.concatenate(masked))

@@ -135,7 +135,7 @@ def _steady(items: Items, costs: Costs, count: int, left: float) -> float:
     split = items.tile[:count] >= 0
     coming = min(count, costs.programs)
     around = (
-        coming * costs.later_start
+        max(0, coming - costs.slots) * costs.later_start  # the first ones' start is before
         + (count - coming) * costs.next_item
         + split.sum() * costs.hand_over
         + (count - split.sum()) * costs.finish

@@ -98,10 +98,10 @@ def _launch_dict(launch: LaunchRun) -> dict[str, object]:
 
 def as_text(f: StepForecast) -> str:
     """The report `tilecast step` prints."""
-    rate = f.run.hbm_bytes / f.seconds / 1e12
+    rate, memory = f.run.hbm_bytes / f.seconds / 1e12, sum(launch.memory_seconds for launch in f.run.launches)
     lines = [
         f"{f.machine.title}: {f.batch.label()}",
-        f"  attention  {_time(f.seconds)} a layer   {rate:.3g} of {f.machine['hbm.tbps_achieved']:.3g} TB/s   {f.regime} clock",
+        f"  attention  {_time(f.seconds)} a layer   {rate:.3g} of {rate * f.seconds / memory:.3g} TB/s   {f.regime} clock",
         *_decoder_lines(f),
         *[_launch_line(launch) for launch in f.run.launches],
         "",

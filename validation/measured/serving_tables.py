@@ -185,8 +185,8 @@ def _of_decodes(row: dict[str, str], machine: Machine) -> Measured | None:
 
 
 def _of_drawn(row: dict[str, str], machine: Machine) -> Measured | None:
-    """`tools/serving_drawn.py`: problems of all kinds, but for soft caps, which are not forecast, and kernels that others replaced since."""
-    if float(row["softcap"] or 0) or row.get("replaced") == "1":
+    """`tools/serving_drawn.py`: problems of all kinds, but for those of kernels that others replaced since."""
+    if row.get("replaced") == "1":
         return None
     heads_q, heads_kv, dim, dim_v, page, window = _whole(
         row, "heads_q", "heads_kv", "head_dim", "head_dim_v", "page", "window"
@@ -194,7 +194,7 @@ def _of_drawn(row: dict[str, str], machine: Machine) -> Measured | None:
     heads = replace(_heads(heads_q, heads_kv, dim, dim_v), dtype="fp16" if row["dtype"] == "float16" else "bf16")
     if window >= 0:
         heads = replace(heads, mask="window", window=(window, 0))
-    asked = Batch(parse_requests(row["requests"]), heads, page)
+    asked = Batch(parse_requests(row["requests"]), heads, page, capped=float(row["softcap"] or 0) > 0.0)
     return Measured(row["kind"], asked, shipped_pair(asked, machine), _us(row))
 
 

@@ -21,7 +21,7 @@ def report():
 
 
 def test_steps_are_within_the_gate(report) -> None:
-    """2026-11-27: mean 3.6 %, worst 17.6 % of 87 rows (8 queries of four heads a sequence); the aim is 8 %."""
+    """2026-11-27: mean 3.5 %, worst 17.8 % of 87 rows (8 queries of four heads a sequence); the aim is 8 %."""
     assert report.everything().count == report.held_out().count == 87
     assert report.everything().mean < 0.04
     assert report.everything().worst < 0.19
@@ -35,13 +35,17 @@ SHOWN = {
     "h200_chunks.csv": (22, 0.10, 0.32),
     "h200_decode_e4m3_hopper.csv": (40, 0.065, 0.16),
     "h100_mla.csv": (18, 0.13, 0.31),
-    "h100_decode_runs.csv": (33, 0.035, 0.09),
+    "h100_decode_runs.csv": (33, 0.025, 0.06),
+    # Problems drawn by a rule, in view when rules were looked for; the aim is 8 %.
+    "h200_serving_drawn.csv": (67, 0.08, 0.30),
+    "h200_serving_drawn_2.csv": (44, 0.08, 0.32),
+    "h200_soft_caps.csv": (9, 0.11, 0.26),
 }
 
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_other_tables_are_within_their_gates(name: str) -> None:
-    """2026-11-27: 5.4, 9.4, 5.9, 12.5 (9.4 of the kernel before and its 15 points) and 3.1 % mean; 5.7, 12.2, 10.8, 17.2 and 3.8 before."""
+    """2026-11-27: 5.4, 7.5, 6.0, 6.6, 1.8, 6.8, 7.8 and 10.2 % mean."""
     page = (ROOT / "docs" / "serving-step.md").read_text(encoding="utf-8")
     table = page.partition(f"{name} on {name[:4]}-sxm: ")[2]
     rows, mean, _, _, worst, _ = next(line.split()[1:] for line in table.splitlines() if line.startswith("all "))

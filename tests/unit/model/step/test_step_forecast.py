@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.chip.memory import memory_seconds
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload, WorkloadError
 from tilecast.model.machine.machine import load_machine, machine_names
@@ -233,7 +234,7 @@ def test_floor_of_a_decoder_counts_its_weights() -> None:
     assert decoder.weight_bytes(HEADS) / 2 == pytest.approx(8.03e9 - 525e6, rel=0.002)
     floor = decoder_floor(decoder, Batch(parse_requests("1x128"), HEADS), H200)
     launches = (4 * 32 + 1) * H200["launch.kernel_us"] * 1e-6
-    assert floor.seconds == pytest.approx(floor.weight_bytes / (H200["hbm.tbps_achieved"] * 1e12) + launches)
+    assert floor.seconds == pytest.approx(memory_seconds(H200, floor.weight_bytes) + launches)
     # Of many tokens the FLOP bind.
     big = decoder_floor(decoder, Batch(parse_requests("1x8192:8192"), HEADS), H200)
     assert big.layers_seconds > 10 * floor.layers_seconds

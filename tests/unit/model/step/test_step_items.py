@@ -18,7 +18,7 @@ from tilecast.model.kernel.variants.serving import ServingVariant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 from tilecast.model.step.batch import Batch, parse_requests
-from tilecast.model.step.costs import POINTERS, Around
+from tilecast.model.step.costs.around import POINTERS, Around
 from tilecast.model.step.dealing import Dealing, dealing
 from tilecast.model.step.evaluate import evaluate_step
 from tilecast.model.step.forecast import named_pair, shipped_pair

@@ -26,17 +26,16 @@ from tilecast.model.pipeline.serving import latent
 from tilecast.model.sm.bounds import bounds
 from tilecast.model.sm.simulate import steady_state
 from tilecast.model.step.batch import Batch, parse_requests
-from tilecast.model.step.costs import (
+from tilecast.model.step.costs.around import (
     COPY_ENGINE,
     COPY_ENGINE_RUNS,
     LATENT,
     LATENT_RUNS,
-    PARTED,
     POINTERS,
-    PREFILL,
     Around,
-    of_warpgroups,
 )
+from tilecast.model.step.costs.runs import AroundRuns, shares_of
+from tilecast.model.step.costs.tiles import CHAINED, PARTED, PREFILL, AroundTiles, TileCounts, of_warpgroups
 from tilecast.model.step.dealing import Dealing, dealing, launched, loop
 from tilecast.model.step.evaluate import evaluate_step
 from tilecast.model.step.forecast import forecast_step, named_pair, shipped_pair
@@ -425,19 +424,24 @@ def test_the_first_part_leaves_and_the_last_comes_alone() -> None:
     without = play(items, replace(costs, join_ends=0.0))
     assert play(items, costs).end - without.end == pytest.approx(costs.join_ends)
     # Of the portable kernel and of parted prefill what is left is on its way meanwhile.
-    assert Around(H200, PARTED, 128).join_ends(128, 128, 1e6) == Around(H200, PARTED, 128).join_later(128, 128) == 0.0
+    assert (
+        AroundTiles(H200, PARTED, 128).join_ends(128, 128, 1e6)
+        == AroundTiles(H200, PARTED, 128).join_later(128, 128)
+        == 0.0
+    )
 
 
 def test_roles_with_code_of_their_own_share_what_fetches_it() -> None:
     """Until the first copy the SM fetches the planning of all roles, later what is near; at an item's end that of both warpgroups."""
     for counts in (LATENT, LATENT_RUNS, of_warpgroups(PARTED, 2)):
+        around = AroundTiles if isinstance(counts, TileCounts) else Around
         shared, alone = (
-            Around(H200, counts, 64, once=True),
-            Around(H200, replace(counts, beside=0, finishers=1), 64, once=True),
+            around(H200, counts, 64, once=True),  # type: ignore[arg-type]
+            around(H200, replace(counts, beside=0, finishers=1), 64, once=True),  # type: ignore[arg-type]
         )
         assert shared.plan(True) - alone.plan(True) == pytest.approx(counts.beside * far_cycles(H200))
         assert shared.plan(False) == alone.plan(False)
-        if counts.tiles is None:  # of tiles: test_a_tile_of_prefill_runs_through_code
+        if around is Around:  # of tiles: test_a_tile_of_prefill_runs_through_code
             assert shared.ended(512) - alone.ended(512) == pytest.approx(counts.finish * far_cycles(H200))
     again = Around(H200, LATENT, 64)
     assert again.ended(512) == Around(H200, replace(LATENT, finishers=1), 64).ended(512)
@@ -451,36 +455,96 @@ def test_roles_with_code_of_their_own_share_what_fetches_it() -> None:
 def test_a_tile_of_prefill_runs_through_code_that_loops_have_put_out_of_the_cache() -> None:
     """Of two warpgroups with code of their own no instruction comes faster than a dependent one, of three the fetches set the pace; the first time
     all comes from far, the loop of a window's left edge only where there is one."""
-    two, three = (Around(H200, of_warpgroups(PREFILL, count), 64 * count) for count in (2, 3))
-    tiles = PREFILL.tiles
-    code = tiles.item[0] + tiles.item[1] * 128
+    two, three = (AroundTiles(H200, of_warpgroups(PREFILL, count), 64 * count) for count in (2, 3))
+    code = PREFILL.item[0] + PREFILL.item[1] * 128
     assert two.part(128) == pytest.approx(code * max(H200["alu.latency_cycles"], 2 * near_cycles(H200)))
     assert three.part(128) == pytest.approx(code * 3 * near_cycles(H200))
-    left = tiles.left[0] + tiles.left[1] * 128
+    left = PREFILL.left[0] + PREFILL.left[1] * 128
     assert two.first_time(128, 1.0, True) - two.first_time(128, 1.0, False) == pytest.approx(
         2 * left * far_cycles(H200)
     )
-    diagonal = tiles.diagonal[0] + tiles.diagonal[1] * 128
+    diagonal = PREFILL.diagonal[0] + PREFILL.diagonal[1] * 128
     assert two.first_time(128, 1.0, False) - two.first_time(128, 0.5, False) == pytest.approx(
         diagonal * far_cycles(H200)
     )
-    parted = Around(H200, of_warpgroups(PARTED, 2), 128)
-    assert parted.ended(128) - two.ended(128) == pytest.approx(PARTED.tiles.around_parts * two.near())
+    parted = AroundTiles(H200, of_warpgroups(PARTED, 2), 128)
+    assert parted.ended(128) - two.ended(128) == pytest.approx(PARTED.around_parts * two.near())
     assert (
         Around(H200, COPY_ENGINE, 64).first_time(128, 1.0, True)
-        == Around(H200, COPY_ENGINE, 64).load_tile(64, 128)
+        == Around(H200, COPY_ENGINE, 64).load_item(64, 128)
         == 0.0
     )
 
 
+def test_of_more_sequences_a_load_warp_adds_up_more_before_its_first_copy() -> None:
+    """Further turns run through code that has come already, and wait for lengths from memory."""
+    few, many, more, most = (AroundRuns(H200, shares_of(count), 16).plan(True) for count in (32, 33, 129, 257))
+    assert shares_of(33) == shares_of(128) and few < many < more
+    assert most - more == pytest.approx(more - many) and more - many < shares_of(129).turn * far_cycles(H200)
+    assert more - many > H200["hbm.latency_cycles"]
+
+
+def test_a_run_of_splits_sums_up_between_them() -> None:
+    """A program that takes in four splits one after the other runs through the code behind a split three times more, and leaves one part."""
+    batch = dense("64x8192")
+    (launch,) = evaluate_step(batch, H200, (shipped_pair(batch, H200)[0],), 1500.0).launches
+    items, costs = launch.items, launch.costs
+    assert items is not None and items.joins is not None and int(items.joins.max()) == 15
+    without = play(items, replace(costs, join=0.0))
+    assert play(items, costs).end > without.end and costs.join < costs.finish < costs.hand_over
+
+
+def test_a_merge_of_runs_takes_8_rows_at_a_time_or_4_in_all() -> None:
+    around = AroundRuns(H200, shares_of(1), 16)
+    four, eight, nine, sixteen = (around.merge(16, rows, HEADS, 1) for rows in (4, 8, 9, 16))
+    assert four < eight < nine < sixteen
+    back = 16 * 8 * 128 * 4 / H200["l2.bytes_per_clk_per_sm"]
+    assert sixteen - nine == pytest.approx(back * 7 / 8)
+    # Groups of 16 come side by side, and then they: what is merged again is short.
+    assert around.merge(32, 8, HEADS, 1) == pytest.approx(around.merge(17, 8, HEADS, 1))
+    assert eight < around.merge(32, 8, HEADS, 1) < 2.5 * eight
+
+
+def test_prefill_takes_its_loop_from_machine_code_where_one_is_at_hand() -> None:
+    """Three warpgroups at head_dim 64: longer than the fluid model's; a block at the diagonal has a loop of its own, which costs as much again
+    as half a block."""
+    batch = Batch(parse_requests("1x4096:4096"), replace(HEADS, head_dim_qk=64, head_dim_v=64))
+    launch = evaluate_step(batch, H200, shipped_pair(batch, H200), 1500.0).launches[-1]
+    assert launch.costs.periods[0] > 1.1 * launch.trace.ii_cycles
+    assert 0.4 * launch.costs.periods[0] < launch.costs.masked < launch.costs.periods[0]
+
+
+def test_forms_of_prefill_that_part_keys_have_loops_of_their_own() -> None:
+    """Dealt out, or in turn beside such as are: the compiler's other forms of the file, which spill."""
+    heads = replace(HEADS, head_dim_qk=192, head_dim_v=128)
+    whole, dealt, chained = (
+        evaluate_step(batch, H200, shipped_pair(batch, H200), 1500.0).launches[-1]
+        for batch in (Batch(parse_requests(x), heads) for x in ("64x33:1000", "1x128:32768", "1x4096:4096,1x100:3000"))
+    )
+    assert whole.dealt.parting is None and not dealt.dealt.chained and chained.dealt.chained
+    period = whole.costs.periods[0]
+    assert dealt.costs.periods[0] == pytest.approx(period * PARTED.loop(192))
+    assert chained.costs.periods[0] == pytest.approx(period * CHAINED.loop(192))
+    assert PARTED.loop(192) < CHAINED.loop(192) and PREFILL.loop(192) == CHAINED.loop(4) == 1.0
+
+
+def test_soft_caps_lengthen_blocks() -> None:
+    for requests in ("64x8192", "1x4096:4096"):
+        plain, bent = (
+            evaluate_step(batch, H200, shipped_pair(batch, H200), 1500.0).launches[-1].costs.periods[0]
+            for batch in (replace(dense(requests), capped=capped) for capped in (False, True))
+        )
+        assert bent > 1.1 * plain
+
+
 def test_a_load_warp_copies_16_rows_of_q_at_a_time_and_a_box_of_a_page() -> None:
-    around = Around(H200, PREFILL, 128)
-    each, tiles = H200["alu.latency_cycles"], PREFILL.tiles
-    assert around.load_tile(64, 256) - around.load_tile(64, 128) == pytest.approx(8 * 2 * tiles.load_piece * each)
-    assert around.load_tile(64, 128) - around.load_tile(0, 128) == pytest.approx(H200["hbm.latency_cycles"])
+    around = AroundTiles(H200, PREFILL, 128)
+    each = H200["alu.latency_cycles"]
+    assert around.load_item(64, 256) - around.load_item(64, 128) == pytest.approx(8 * 2 * PREFILL.load_piece * each)
+    assert around.load_item(64, 128) - around.load_item(0, 128) == pytest.approx(H200["hbm.latency_cycles"])
     # K and V of 128 columns: two boxes each for every page of a block.
     assert around.load_block(16, 64, 256) - around.load_block(64, 64, 256) == pytest.approx(
-        3 * 4 * tiles.load_box * each
+        3 * 4 * PREFILL.load_box * each
     )
     assert around.load_block(256, 64, 256) == around.load_block(0, 64, 256)
 

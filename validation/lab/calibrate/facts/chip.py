@@ -115,6 +115,16 @@ def _hbm(table: Table) -> Found | None:
     return spread([copy, *others]) if copy is not None else None
 
 
+def _read_ratio(table: Table) -> Found | None:
+    """All SMs reading by the copy engine, with two tiles and more in flight, over the driver's copy: the mean."""
+    copy = table.one("memory/driver_copy", "chip_tbps")
+    reads = table.all("tma/load_bandwidth", "chip_tbps", sms="all", source="hbm", in_flight=(2, 3, 4))
+    if copy is None or not reads:
+        return None
+    ratios = [row.value / copy.value for row in reads]
+    return Found(sum(ratios) / len(ratios), min(ratios), max(ratios), tuple(reads))
+
+
 def _graph_kernel(table: Table) -> Found | None:
     rows = table.all("launch/graph_kernel", "kernel_us", ctas="one per SM")
     usual = [row for row in rows if table.params(row)["body_cycles"]]
@@ -147,6 +157,7 @@ RULES: dict[str, Rule] = {
     "l2.bytes_per_clk_per_sm": _l2_rate,
     "l2.bytes_per_clk_per_sm_lockstep": _l2_lockstep,
     "hbm.tbps_achieved": _hbm,
+    "hbm.read_ratio": _read_ratio,
     "hbm.latency_cycles": partial(_walk, source="hbm"),
     "launch.graph_kernel_us": _graph_kernel,
     "launch.kernel_us": _graph_kernel,

@@ -18,26 +18,6 @@ _REGISTERS_OF_MERGE, _MOST_MERGED = 32, 16
 
 
 @dataclass(frozen=True, slots=True)
-class TileCounts:
-    """Instructions of a kernel whose load warp copies tile after tile, while warpgroups with code of their own multiply: of a warpgroup for an
-    item, beside its loops, and of the loops; a number, and one for each column of V."""
-
-    item: tuple[float, float]
-    #: Of the loops over blocks at the diagonal, at a window's left edge and over whole ones.
-    diagonal: tuple[float, float]
-    left: tuple[float, float]
-    whole: tuple[float, float]
-    #: Of the load warp: for an item, for 16 rows of its Q, for each 64 columns of those, for a block, for a box of it.
-    load_item: int
-    load_rows: int
-    load_piece: int
-    load_block: int
-    load_box: int
-    #: Of a warpgroup for an item beside that for a part of it, where keys are parted.
-    around_parts: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Counts:
     """Instructions of a warp around the loop, and barriers of its warpgroup among them."""
 
@@ -62,8 +42,6 @@ class Counts:
     merged: int
     #: Instructions until those that multiply know a program's further items, whose blocks come meanwhile; 0: blocks are asked for then.
     ahead: int = 0
-    #: Whether a warpgroup leaves and merges whole tiles of its rows, one part after the other, instead of some rows of some splits.
-    whole_tiles: bool = False
     #: Parts of columns that are merged apart, by whichever programs of the splits are there; 0: the last one merges all.
     merged_parts: int = 0
     #: Whether blocks come by the copy engine, by maps of the tensors.
@@ -84,8 +62,6 @@ class Counts:
     #: rate for all.  And warpgroups with code of their own that come to an item's end at the same time.
     beside: int = 0
     finishers: int = 1
-    #: Of a kernel that prefills.
-    tiles: TileCounts | None = None
 
 
 #: Of the portable kernel; 75 accesses of four warps to shared memory a step of its merge, with bank conflicts of about four ways.
@@ -97,10 +73,8 @@ COPY_ENGINE = Counts(269, 1, 299, 250, 4, 0, 0, 264, 6, 0, 0, (4, 4), 16, 320)
 #: The same for e4m3 caches (`hopper_serve_d128_e4m3.py`): Q becomes float16 before the first block, and sums of the warps meet in shared
 #: memory after the last.
 COPY_ENGINE_E4M3 = Counts(264, 1, 286, 419, 12, 0, 0, 264, 6, 0, 0, (4, 4), 16, 647)
-#: The same where each warp multiplies 16-bit tiles for itself and those warps also merge (`hopper_serve_d128_runs.py`): where each split has a
-#: program, and where a program first adds up the batch to know its share.
-COPY_ENGINE_RUNS = Counts(150, 1, 163, 320, 5, 0, 0, 560, 2, 0, 0, (8, 8), 16)
-COPY_ENGINE_SHARES = Counts(600, 4, 264, 320, 5, 0, 0, 560, 2, 0, 0, (8, 8), 16, 344)
+#: The same where each warp multiplies 16-bit tiles for itself and those warps also merge (`hopper_serve_d128_runs.py`): where each split has a program.
+COPY_ENGINE_RUNS = Counts(150, 1, 163, 320, 5, 0, 0, 810, 2, 0, 0, (8, 8), 16)
 #: Of the latent kernel (`hopper_mla_d576_512.py`): a turn of its merge has 8 splits of 4 rows, and half of the columns.  Until the load
 #: warp's first copy, 431 instructions, the warpgroups run as many and 401, the one that merges 238; between parts 590 and 460.
 LATENT = Counts(
@@ -110,34 +84,16 @@ LATENT = Counts(
 #: The same where programs share all splits in runs: 848 instructions from the load warp's first to its first copy, as many of both
 #: warpgroups; and what they run through once more for splits that were done apart.
 LATENT_RUNS = replace(LATENT, plan=600, set_up=248, lookups=3, beside=1696, again=665, joined_later=430)
-#: Of the kernels that prefill, at 64, 128 and 256 columns of V (`tilecast inspect` of `hopper_prefill_d64.py`, `_d128.py`, `_d256.py`: 931, 1124
-#: and 1490 instructions an item; 414, 477 and 640 in the loop at the diagonal, 330, 361 and 466 at a window's left edge, 186, 217 and 320 in
-#: that over whole blocks; a load warp's 364 an item, 85, 105 and 129 for 16 rows of 128, 192 and 256 columns, 269 to 393 a block of 16 to 32
-#: boxes), and where keys are parted 670 more of a warpgroup and 529 of the load warp.
-PREFILL_TILES = TileCounts((750.0, 2.9), (330.0, 1.2), (285.0, 0.7), (150.0, 0.67), 364, 42, 22, 145, 8)
-PREFILL = replace(COPY_ENGINE, tiles=PREFILL_TILES)
-#: Of the kernel that prefills, where keys are parted: what it does with a part, a block's end included (`hopper_prefill_d128.py`).
-PARTED = Counts(
-    269, 1, 299, 250, 4, 0, 0, 264, 2, 0, 0, (64, 64), 1, 320, whole_tiles=True,
-    tiles=replace(PREFILL_TILES, load_item=529, around_parts=670),
-)  # fmt: skip
-_PARTIAL_BYTES = 4
+PARTIAL_BYTES = 4
 #: Rows of an accumulator that a warp has.
-_WARP_ROWS = 16
-#: Columns of a box.
-_COLUMNS = 64
+WARP_ROWS = 16
 #: Of L2's latency: a count in memory with its release and acquire (1,300 cycles by the clock read in the decode kernel, docs/notes/serving-kernels.md).
-_COUNT_TRIPS = 4.0
+COUNT_TRIPS = 4.0
 
 
 def _of_warps(rows: int) -> int:
     """Rows of the warps that have some of ``rows``."""
-    return -(-rows // _WARP_ROWS) * _WARP_ROWS
-
-
-def of_warpgroups(counts: Counts, count: int) -> Counts:
-    """Of a kernel that prefills with so many warpgroups, each of which runs 289 instructions beside the load warp's first."""
-    return replace(counts, finishers=count, beside=289 * count)
+    return -(-rows // WARP_ROWS) * WARP_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +153,13 @@ class Around:
     def queries(self, rows: int, several: bool) -> float:
         """From a program's first copy until Q of its first item is there: one warp copies ``several`` queries, behind the first block, and
         the copy engine one."""
-        count = self.counts.queries[rows > _WARP_ROWS] if several else 0
+        count = self.counts.queries[rows > WARP_ROWS] if several else 0
         return self.instructions(count, 0, True) + self.machine["hbm.latency_cycles"] if count else 0.0
 
-    def next_item(self, page: int, fill: float) -> float:
-        """Until an item that follows another one has its first block, ``fill`` cycles after its first copy is issued."""
+    def next_item(self, page: int, fill: float, restart: float) -> float:
+        """Until an item that follows another one has its first block, ``fill`` cycles after its first copy is issued; of one whose blocks are
+        there its loop takes ``restart`` beyond a period for each block."""
+        del restart
         if self.counts.ahead:
             return self.instructions(self.counts.ahead, self.counts.plan_barriers)
         return self.set_up(page, False) + fill
@@ -213,62 +171,14 @@ class Around:
         return self.ended(head_dim_v) + self.machine["l2.latency_cycles"] + stored
 
     def ended(self, head_dim_v: int) -> float:
-        """Instructions behind the last block, of tiles those before the next loop, too: they come from the next cache of code, for
-        the loops fill the first one."""
-        c = self.counts
-        if c.tiles is not None:
-            return self.instructions(0, c.finish_barriers) + self.part(head_dim_v) + c.tiles.around_parts * self.near()
-        return self.instructions(c.finish, c.finish_barriers, self.once, c.finishers)
-
-    def part(self, head_dim_v: int) -> float:
-        """Instructions of a tile, or of a part of its keys, around the loops."""
-        c = self.counts
-        return (c.tiles.item[0] + c.tiles.item[1] * head_dim_v) * self.near() if c.tiles is not None else 0.0
-
-    def near(self) -> float:
-        """Of an instruction of code that loops have put out of the first cache, while other warpgroups fetch their own."""
-        return max(self.machine["alu.latency_cycles"], near_cycles(self.machine) * self.counts.finishers)
-
-    def first_time(self, head_dim_v: int, diagonal: float, left: bool) -> float:
-        """What a program's first tile takes beyond others: code of its warpgroups comes from far, that of loops too; ``diagonal``: the share of
-        tiles with blocks there, ``left``: whether windows end at keys."""
-        c, m = self.counts, self.machine
-        if c.tiles is None:
-            return 0.0
-        t = c.tiles
-        parts = ((1.0, t.item), (1.0, t.whole), (diagonal, t.diagonal), (float(left), t.left))
-        count = sum(share * (number + each * head_dim_v) for share, (number, each) in parts) + t.around_parts
-        fetched = count * c.finishers - c.beside
-        return fetched * far_cycles(m) - self.part(head_dim_v) - t.around_parts * self.near()
-
-    def load_tile(self, page: int, head_dim_qk: int) -> float:
-        """From the load warp's last copy for a tile until the first block and Q of its next one are there: the next tile is asked for, its
-        lengths and pages are looked up, Q is copied by this warp, 16 rows at a time."""
-        c, m = self.counts, self.machine
-        if c.tiles is None:
-            return 0.0
-        rows = -(-self.tile_m // _WARP_ROWS) * (c.tiles.load_rows + c.tiles.load_piece * -(-head_dim_qk // _COLUMNS))
-        lookup = m["hbm.latency_cycles"] if page else 0.0
-        return (c.tiles.load_item + rows) * m["alu.latency_cycles"] + 2.0 * m["l2.latency_cycles"] + lookup + m["tma.latency_hbm_cycles"]  # fmt: skip
-
-    def load_block(self, page: int, tile_n: int, columns: int) -> float:
-        """Between blocks of the load warp: K and V of a block come as boxes of a page, 64 of the ``columns`` of both in each."""
-        c = self.counts
-        if c.tiles is None:
-            return 0.0
-        boxes = -(-columns // _COLUMNS) * (tile_n // min(page, tile_n) if page else 1)
-        return (c.tiles.load_block + c.tiles.load_box * boxes) * self.machine["alu.latency_cycles"]
+        """Instructions behind the last block."""
+        del head_dim_v
+        return self.instructions(self.counts.finish, self.counts.finish_barriers, self.once, self.counts.finishers)
 
     def hand_over(self, head_dim_v: int, rows: int) -> float:
         """After the last block of a split of so many rows: stored, seen by all, counted in."""
-        stored = self.whole_tile(head_dim_v) if self.counts.whole_tiles else 0.0
-        if self.counts.merged_parts:
-            stored = self.left(head_dim_v, rows)
+        stored = self.left(head_dim_v, rows) if self.counts.merged_parts else 0.0
         return self.ended(head_dim_v) + 2.0 * self.machine["l2.latency_cycles"] + stored
-
-    def whole_tile(self, head_dim_v: int) -> float:
-        """O of a tile through this SM's port of the L2 cache."""
-        return self.tile_m * head_dim_v * _PARTIAL_BYTES / self.machine["l2.bytes_per_clk_per_sm"]
 
     def left(self, head_dim_v: int, rows: int) -> float:
         """O of so many rows on its way to L2, while all SMs leave theirs: programs come to the end of a split together."""
@@ -276,26 +186,17 @@ class Around:
         port = m["tma.store_bytes_per_clk"]
         if m.has("l2.store_tbps"):
             port = min(port, m.bytes_per_clk(m["l2.store_tbps"], self.mhz or m["chip.clock_max_mhz"]))
-        return rows * head_dim_v * _PARTIAL_BYTES / port
+        return rows * head_dim_v * PARTIAL_BYTES / port
 
     def back(self, head_dim_v: int, rows: int, keys: float) -> float:
         """O of so many rows on its way from L2, beside ``keys`` bytes of the next part's first blocks, which take half of the port."""
-        mine = rows * head_dim_v * _PARTIAL_BYTES
+        mine = rows * head_dim_v * PARTIAL_BYTES
         return (mine + min(mine, keys)) / self.machine["l2.bytes_per_clk_per_sm"]
 
-    def join(self, head_dim_v: int, rows: int, kept: bool = False) -> float:
-        """Between parts of an item that a program takes in one after the other: what it has is left, or merged with what it left, or
-        with what it ``kept`` in registers."""
-        m, c = self.machine, self.counts
-        if c.added:
-            # Half of what it has leaves under the next part's first scores, and L2 adds it to what waits.
-            return self.left(head_dim_v, _of_warps(rows)) / 2.0 + self.adding()
-        merged = c.merge_step / m["issue.warp_inst_per_clk"] * 4 + c.merge_step_barriers * barrier_cycles(m)
-        merged += self.part(head_dim_v)  # it runs through most of an item's code
-        if kept:
-            return merged
-        # What is left is on its way while the next part's first blocks are multiplied.
-        return self.whole_tile(head_dim_v) + merged + m["l2.latency_cycles"]
+    def join(self, head_dim_v: int, rows: int) -> float:
+        """Between parts of an item that a program takes in one after the other: half of what it has leaves under the next part's first
+        scores, and L2 adds it to what waits."""
+        return self.left(head_dim_v, _of_warps(rows)) / 2.0 + self.adding() if self.counts.added else 0.0
 
     def adding(self) -> float:
         """Instructions with which what a part has leaves, and a message between the warpgroups.
@@ -318,7 +219,7 @@ class Around:
     def join_on(self) -> float:
         """From one program that joins what it has done apart to the next, whose code for that has not run yet: a word in memory, seen."""
         c = self.counts
-        seen = _COUNT_TRIPS * self.machine["l2.latency_cycles"]
+        seen = COUNT_TRIPS * self.machine["l2.latency_cycles"]
         return self.instructions(c.joined_later, 0, True, c.finishers) + seen
 
     def join_ends(self, head_dim_v: int, rows: int, keys: float) -> float:
@@ -334,11 +235,34 @@ class Around:
             return 0.0
         return self.back(head_dim_v, _of_warps(rows), 0.0) + self.adding()
 
+    def first_time(self, head_dim_v: int, diagonal: float, left: bool) -> float:
+        """What a program's first item takes beyond others where code of loops is fetched, too; ``diagonal``: the share of items with blocks
+        there, ``left``: whether windows end at keys."""
+        del head_dim_v, diagonal, left
+        return 0.0
+
+    def masked(self) -> float:
+        """Of a block that crosses an edge of the mask or the end of the keys, beyond others, beside what its loop takes."""
+        return 0.0
+
+    def hidden(self, head_dim_v: int) -> float:
+        """Of what is around an item's loop, what other warpgroups may multiply beside."""
+        del head_dim_v
+        return 0.0
+
+    def load_item(self, page: int, head_dim_qk: int) -> float:
+        """From the load warp's last copy for an item until the first block and Q of its next one are there; 0: never what others wait for."""
+        del page, head_dim_qk
+        return 0.0
+
+    def load_block(self, page: int, tile_n: int, columns: int) -> float:
+        """Between blocks of the load warp; 0: never what others wait for."""
+        del page, tile_n, columns
+        return 0.0
+
     def merge(self, splits: int, rows: int, workload: Workload, there: int) -> float:
         """Merging a tile's splits in their order, some rows and some splits at a time, with ``there`` programs on the SM."""
         m, c = self.machine, self.counts
-        if c.whole_tiles:
-            return splits * (self.whole_tile(workload.head_dim_v) + m["l2.latency_cycles"] + c.merge_step)
         step = self.instructions(c.merge_step, c.merge_step_barriers) + m["l2.latency_cycles"]
         step += c.merge_step_shuffles * m["shuffle.latency_cycles"] + c.merge_step_smem * there
         turn = self.instructions(c.merge_rows, c.merge_rows_barriers)
@@ -358,5 +282,5 @@ class Around:
                 taken = -(-pieces * c.merged_parts // min(pieces * c.merged_parts, programs))
                 turns, counted = taken / c.merged_parts, taken + 2.0
             steps = -(-members // at_once)
-            cycles += (1.0 + _COUNT_TRIPS * counted) * m["l2.latency_cycles"] + turns * (turn + steps * step)
-        return cycles + (_COUNT_TRIPS * m["l2.latency_cycles"] if c.merged_parts else 0.0)
+            cycles += (1.0 + COUNT_TRIPS * counted) * m["l2.latency_cycles"] + turns * (turn + steps * step)
+        return cycles + (COUNT_TRIPS * m["l2.latency_cycles"] if c.merged_parts else 0.0)

@@ -1,0 +1,1 @@
+"""What items of serving kernels cost around their loops."""
