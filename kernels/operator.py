@@ -127,7 +127,7 @@ def attention(
 
     Rows that see no key give zeros and an lse of -inf.  Output memory follows q: heads innermost where q's are.
     Bit-for-bit deterministic, gradients too unless asked otherwise, and what one sequence gets does not depend on the rest of the batch: kernels are chosen by
-    facts of one sequence (for few queries on many keys also its heads) and add in a fixed order.
+    facts of one sequence (for few queries on many keys, short sequences and gradients also its heads) and add in a fixed order.
 
     Raises AttentionError (a ValueError) for calls that make no sense, UnsupportedError (also a NotImplementedError) for
     what no shipped kernel does.
