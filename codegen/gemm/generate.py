@@ -49,10 +49,19 @@ class GemmKernel:
     #: k-steps from one meeting of the programs to the next; 0: they do not meet.
     in_step: int
     family: str
+    #: Whether D is the sums of parts of k, which a second launch adds up.
+    parted: bool = False
+    #: Columns that a program of that has.
+    merged: int = 512
     #: Registers of a thread of the second warpgroup (Hopper).
     registers: int = 232
     #: How often a program looks at most whether the others have come.
     looks: int = LOOKS
+
+    @property
+    def lang(self) -> str:
+        """What the file calls Triton's language."""
+        return "tl" if self.family == "gemm_triton" else "gl"
 
     @property
     def turns(self) -> bool:
@@ -144,9 +153,10 @@ class GemmKernel:
 
 def generate_gemm(
     gemm: Gemm, machine: Machine, variant: GemmVariant | None = None, version: str = "", *, family: str | None = None,
-    clock: str | float = "sustained",
+    clock: str | float = "sustained", parted: bool = False,
 ) -> GeneratedGemm:  # fmt: skip
-    """The kernel of ``variant`` (default: the best by forecast that can be written).
+    """The kernel of ``variant`` (default: the best by forecast that can be written); ``parted``: that can share a tile's k among programs,
+    whose sums a second launch adds up (the portable kernel always can).  The forecast is of k that is not parted.
 
     Raises VariantError, with the violated resource, by how much and the lever, for a variant that cannot be written.
     """
@@ -164,17 +174,17 @@ def generate_gemm(
         "variant": gemm_variant_text(made),
         "workload": gemm.as_dict(),
     }
-    source = render(f"{made.family}.py.j2", {"k": context(made, gemm), "header": header_text(header)})
+    source = render(f"{made.family}.py.j2", {"k": context(made, gemm, parted), "header": header_text(header)})
     return GeneratedGemm(source, header, made, forecast)
 
 
-def context(variant: GemmVariant, gemm: Gemm) -> GemmKernel:
-    """What a template reads of a legal variant."""
+def context(variant: GemmVariant, gemm: Gemm, parted: bool = False) -> GemmKernel:
+    """What a template reads of a legal variant (``parted``: `generate_gemm`)."""
     return GemmKernel(
         title=_title(variant, gemm), description=_description(variant), tile_m=variant.tile_m, tile_n=variant.tile_n,
         tile_k=variant.tile_k, stages=variant.stages, group_m=variant.group_m, c_bytes=max(gemm.c_bytes, gemm.d_bytes),
         accumulators=variant.accumulators, c_stages=variant.c_stages, c_parts=variant.c_parts, warps=variant.warps, in_step=variant.in_step,
-        family=variant.family,
+        family=variant.family, parted=parted,
     )  # fmt: skip
 
 

@@ -18,7 +18,9 @@ from tilecast.model.machine.machine import load_machine
 LIST = Path(__file__).parents[1] / "shipped.toml"
 #: What forecasts of shipped kernels are for.
 _SIZE = 8192
-_REGISTRY = ("capability", "k_min", "k_max", "gpu", "preference")
+#: What kernels are kept for (kernels/gemm/registry.py), in words.
+_USES = {"few": "few rows or columns", "parts": "tiles that leave SMs idle"}
+_REGISTRY = ("capability", "k_min", "k_max", "gpu", "use", "preference")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,11 @@ class ShippedGemm:
     workload: Gemm
     #: What the registry has to know, as the index holds it.
     facts: dict[str, object]
+
+    @property
+    def parted(self) -> bool:
+        """Whether it leaves sums of parts of k, as the portable kernels can too."""
+        return self.facts.get("use") == "parts"
 
     @property
     def family(self) -> str:
@@ -47,7 +54,7 @@ def read_gemm_list(path: Path = LIST) -> tuple[ShippedGemm, ...]:
         variant = parse_gemm_variant(text, GemmVariant(family))
         work = Gemm(_SIZE, _SIZE, int(row["k"]), c_dtype=str(row["c_dtype"]))
         facts = {key: row[key] for key in _REGISTRY if key in row}
-        if row.get("by_waves"):
+        if row.get("by_waves") or "use" in row:
             facts["tile"] = [variant.tile_m, variant.tile_n]
         out.append(ShippedGemm(str(row["module"]), str(row["machine"]), variant, work, facts))
     return tuple(out)
@@ -57,10 +64,12 @@ def gemm_files(version: str) -> Iterator[tuple[Path, str]]:
     """(path below `kernels`, text) of every GEMM kernel, then of their index."""
     index = []
     for kernel in read_gemm_list():
-        made = generate_gemm(kernel.workload, load_machine(kernel.machine), kernel.variant, version)
+        made = generate_gemm(
+            kernel.workload, load_machine(kernel.machine), kernel.variant, version, parted=kernel.parted
+        )
         yield Path("generated") / f"{kernel.module}.py", made.source
         portable = kernel.family == "gemm_triton"
-        widest = 4 if portable else OUT_DTYPES[kernel.workload.d_dtype]
+        widest = 4 if portable or kernel.parted else OUT_DTYPES[kernel.workload.d_dtype]
         index.append({"module": kernel.module, "family": kernel.family, "c_bytes": widest, "any_strides": portable, **kernel.facts})  # fmt: skip
     yield Path("generated") / "gemm.json", json.dumps(index, indent=1) + "\n"
 
@@ -72,7 +81,12 @@ def gemm_rows() -> list[str]:
         low, high = kernel.facts.get("k_min"), kernel.facts.get("k_max")
         ks = f"k from {low}" if low else "any k" if not high else ""
         ks += f"{' ' if ks else 'k '}up to {high}" if high else ""
-        c = "any C" if kernel.family == "gemm_triton" else f"C of {8 * OUT_DTYPES[kernel.workload.d_dtype]} bits"
+        ks = _USES.get(str(kernel.facts.get("use")), ks)
+        c = (
+            "any C"
+            if kernel.family == "gemm_triton" or kernel.parted
+            else f"C of {8 * OUT_DTYPES[kernel.workload.d_dtype]} bits"
+        )
         capability = kernel.facts["capability"]
         if isinstance(capability, dict):
             devices = ".".join(map(str, capability["min"])) + " and newer"

@@ -56,6 +56,8 @@ class Product:
     sms: int = 3
     #: A second launch with other numbers and factors.
     again: bool = False
+    #: Of k, where the kernel shares it among programs.
+    parts: int = 2
 
     def label(self) -> str:
         """For messages, and for ``--case``."""
@@ -99,6 +101,12 @@ class GemmBench(LaunchBench):
                 base, name="several tiles", mode="random", seed=seed, m=3 * m + 9, in_place=seed == 3, beta=2.0
             )
             yield replace(base, name="one program", mode="random", seed=seed, m=2 * m + 9, sms=1, beta=float(seed > 2))
+        if self._parted:
+            for parts, steps in ((1, 3), (3, 7), (5, 4), (4, 2 * stages)):
+                # Steps that no whole number of parts has; a part that has none.
+                yield replace(
+                    base, name=f"{parts} parts", parts=parts, k=steps * k, m=m + 9, n=n + 5, mode="random", seed=parts
+                )
         for extent in ("m", "n", "k"):
             size, step = {"m": (m, 1), "n": (n, 8), "k": (k, 8)}[extent]
             for count in (size - step, size, size + step):
@@ -120,9 +128,20 @@ class GemmBench(LaunchBench):
             (Array(np.full(self.number("COUNTERS", 1), before, np.int32), "met"),) if self.number("IN_STEP", 0) else ()
         )
 
+    def _sums(self, m: int, n: int, parts: int) -> tuple[Array, ...]:
+        """Room for the sums of the parts of k, which a launch has to write before it reads them; () where k is not parted."""
+        shape = self.loaded.module.sums_shape(m, n, parts) if self._parted else ()
+        return (Array(np.full(shape, np.nan, np.float32), "sums"),) if shape else ()
+
+    @property
+    def _parted(self) -> bool:
+        """Whether the file adds up sums of parts of k, and reads C and writes D anyhow."""
+        return hasattr(self.loaded.module, "sums_shape")
+
     def _checked(self, *given: Any) -> Any:
         """A call of which something is wrong."""
-        return self.loaded.module.launch(*given, 1.0, 1.0, *self._met(0))
+        m, n = given[0].shape[0], given[1].shape[1]
+        return self.loaded.module.launch(*given, 1.0, 1.0, *self._met(0), *self._sums(m, n, 2))
 
     @property
     def _wide(self) -> str:
@@ -131,7 +150,7 @@ class GemmBench(LaunchBench):
 
     def _run(self, problem: Product, seed: int) -> None:
         made = _made(problem, self._wide, seed)
-        met = self._met(seed % 2)
+        met, sums = self._met(seed % 2), functools.partial(self._sums, problem.m, problem.n, problem.parts)
 
         def launched(watcher: Watcher | None = None) -> _Tensors:
             tensors = made()
@@ -145,7 +164,7 @@ class GemmBench(LaunchBench):
             if session.far_launches is None:
                 session.far_launches = far_calls(session, self._large(met))
             self.launch(
-                lambda: self.loaded.module.launch(*given, problem.alpha, problem.beta, *met), problem.mode, problem.seed, problem.sms,
+                lambda: self.loaded.module.launch(*given, problem.alpha, problem.beta, *met, *sums()), problem.mode, problem.seed, problem.sms,
                 watcher, counted=watcher is None,
             )  # fmt: skip
             return tensors
@@ -202,7 +221,8 @@ class GemmBench(LaunchBench):
                 return Vast((rows, columns), strides, dtypes.BF16, name)
 
             c, d = (dense((m, n), wide, name) for name in "cd")
-            self.loaded.module.launch(matrix(m, k, a, "a"), matrix(k, n, b, "b"), c, d, 1.0, 1.0, *met)
+            sums = [dense(self.loaded.module.sums_shape(m, n, 2), dtypes.FP32, "sums")] if self._parted else []
+            self.loaded.module.launch(matrix(m, k, a, "a"), matrix(k, n, b, "b"), c, d, 1.0, 1.0, *met, *sums)
 
         hows = ("rows", "columns")
         return [
@@ -221,9 +241,22 @@ class GemmBench(LaunchBench):
             given = {**right, name: kind(change(right[name].data), name)}
             return lambda: launch(*(given[one] for one in "abcd"))
 
+        def summed(wrong: Callable[[Any], Any]) -> Any:
+            sums = Array(wrong(self._sums(problem.m, problem.n, 2)[0].data), "sums")
+            return self.loaded.module.launch(*(right[one] for one in "abcd"), 1.0, 1.0, sums)
+
+        places = [
+            ("a d by columns", call("d", lambda x: np.asfortranarray(x))),
+            ("a d that does not start at 16 bytes", call("d", lambda x: x, Elsewhere)),
+        ]
+        sums = [
+            ("sums of half a part", lambda: summed(lambda x: x[: len(x) // 4])),
+            ("sums of fewer columns", lambda: summed(lambda x: x[:, :-4].copy())),
+        ]
         return must_refuse(
             self.source,
             [
+                *(sums if self._parted else places),
                 ("an a of another k than b", call("a", lambda x: x[:, :-8].copy())),
                 ("a b of another type than a", call("b", lambda x: x.astype(np.float16))),
                 ("a float32 a", call("a", lambda x: x.astype(np.float32))),
@@ -234,10 +267,8 @@ class GemmBench(LaunchBench):
                     lambda: launch(right["a"], right["b"], None, Array(right["d"].data.astype(np.float64), "d")),
                 ),
                 ("a d of another shape", call("d", lambda x: x[:, :-8].copy())),
-                ("a d by columns", call("d", lambda x: np.asfortranarray(x))),
                 ("rows of b that are not 16 bytes apart", call("b", lambda x: np.pad(x, [(0, 0), (0, 4)])[:, :-4])),
                 ("an a whose columns are not neighbours", call("a", lambda x: np.repeat(x, 2, 1)[:, ::2])),
-                ("a d that does not start at 16 bytes", call("d", lambda x: x, Elsewhere)),
             ],
         )
 

@@ -88,6 +88,39 @@ def gemm_launcher(module: Any) -> Callable[..., None]:
     return launch
 
 
+def parted_launcher(module: Any) -> Callable[..., None]:
+    """``launch`` of a generated file that can part k: launch(a, b, c, d, alpha, beta, parts), which remembers what it works out for a shape
+    and keeps no tensor.  Every launch has sums of its own, so that any may overlap; parts of 1 go to D at once where the file can.
+    """
+    plans: dict[Any, Any] = {}
+
+    def launch(a: Any, b: Any, c: Any, d: Any, alpha: float, beta: float, parts: int) -> None:
+        adds = c is not None and beta != 0
+        c, alpha, beta = c if adds else d, float(alpha), float(beta)
+        key = (
+            a.device, adds, alpha != 1 or beta not in (0, 1), parts,
+            *[(t.dtype, t.shape, t.stride(), t.data_ptr() & 15) for t in (a, b, c, d)],
+        )  # fmt: skip
+        sums = d.new_empty(module.sums_shape(*d.shape, parts), dtype=torch.float32)
+        starts = plans.get(key)
+        if starts is None:
+            if len(plans) >= MOST_PLANS:
+                plans.clear()
+            grid, arguments = module.merge_plan(sums, c if adds else None, d, alpha, beta)
+            merge = module.merge.warmup(*arguments, grid=grid, num_warps=4) or module.merge
+            # Behind them: most parts, whether C is added, whether anything is scaled.
+            factors = len(arguments) - 5
+            starts = plans[key] = (
+                _plan(module, a, b, None, sums, 1.0, 0.0, ()),
+                starter(merge, grid, arguments, {0: 0, 1: 1, 2: 2, factors: 3, factors + 1: 4}, 5),
+            )
+        product, merging = starts
+        product(a, b, sums, sums, 1.0, 0.0)
+        merging(sums, c, d, alpha, beta)
+
+    return launch
+
+
 def _plan(module: Any, a: Any, b: Any, c: Any, d: Any, alpha: float, beta: float, more: tuple[Any, ...]) -> Any:
     """The launch of a shape, of (a, b, c or d, d, alpha, beta, *more); False for an empty D."""
     planned = module.plan(a, b, c, d, alpha, beta, *more)

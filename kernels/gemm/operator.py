@@ -17,8 +17,8 @@ from torch.utils.flop_counter import register_flop_formula
 from tilecast.kernels import registry
 from tilecast.kernels.again import Memory, key_of
 from tilecast.kernels.errors import AttentionError, UnsupportedError
-from tilecast.kernels.gemm.launching import gemm_launcher
-from tilecast.kernels.gemm.registry import GemmEntry, candidates, least_waves
+from tilecast.kernels.gemm.launching import gemm_launcher, parted_launcher
+from tilecast.kernels.gemm.registry import FEW, PACES, PARTS, GemmEntry, candidates, least_waves, parts_of, sharing
 from tilecast.kernels.selection import capability_of
 from tilecast.kernels.starting import on_device
 
@@ -26,9 +26,14 @@ _tensor, _empty_strided = torch.Tensor, torch.empty_strided
 _memory = Memory()
 _INPUTS = (torch.bfloat16, torch.float16)
 _OUTPUTS = (*_INPUTS, torch.float32)
-#: (device index, bytes of an element of C, k) -> (any strides, (launches of which any may run), their tiles, SMs)
-_known: dict[Any, tuple[bool, tuple[Any, ...], tuple[Any, ...], int]] = {}
-_launchers: dict[str, Any] = {}
+#: (device index, bytes of an element of C, k) -> (any strides, (launches of which any may run), their tiles, SMs, `_shared`)
+_known: dict[Any, tuple[bool, tuple[Any, ...], tuple[Any, ...], int, dict[str, Any]]] = {}
+#: Rows, or columns, up to which a product is one of few.
+_FEW = 32
+#: Bytes of a line of L2.  A copy takes 3 us and 2.4 us for a million elements, and saves a third of a product at 650 TFLOP/s, 1 us for a
+#: thousand million multiplications (an H200; docs/gemm.md): columns or rows of the other matrix for which that is a quarter more, and the elements that take 3 us.
+_LINE, _COPY_OTHERS, _COPY_ELEMENTS = 128, 3000, 1_250_000
+_launchers: dict[Any, Any] = {}
 
 
 class AddmmError(AttentionError):
@@ -140,7 +145,25 @@ def _compute(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> Any
     if out.stride(0) == 1 != out.stride(1):
         # By columns: then its transpose, of which kernels write rows, is a product of the same sums.
         a, b, c, out = b.t(), a.t(), c.t(), out.t()
-    any_strides, launches, tiles, sms = kernels
+    any_strides, launches, tiles, sms, shared = kernels
+    given: tuple[Any, ...]
+    if FEW in shared and min(out.shape) <= _FEW:
+        if out.shape[1] < out.shape[0]:
+            a, b, c, out = b.t(), a.t(), c.t(), out.t()
+        whole, parted, tile = shared[FEW]
+        parts = parts_of(PACES[FEW], tile, out.shape[0], out.shape[1], a.shape[1], sms)
+        given = (a, b, c if beta else None, out, alpha, beta)
+        if parts > 1:
+            parted(*given, parts)
+        else:
+            whole(*given)
+        return None
+    if PARTS in shared:
+        _, parted, tile = shared[PARTS]
+        parts = parts_of(PACES[PARTS], tile, out.shape[0], out.shape[1], a.shape[1], sms, tiles)
+        if parts > 1:
+            parted(_paced(a, out.shape[1]), _paced(b, out.shape[0]), c if beta else None, out, alpha, beta, parts)
+            return None
     launch = launches[least_waves(tiles, out.shape[0], out.shape[1], sms) if tiles else 0]
     alike = launch.alike if beta and c.stride(0) == 0 and c.shape[0] > launch.alike else 0
     given, added, into = (a, b), c if beta else None, out
@@ -148,7 +171,10 @@ def _compute(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> Any
         added = _some_rows(c, alike)
     if not any_strides:
         # Copies that the copy engine reads cost less than products of what it cannot (docs/gemm.md).
-        given, into = (_readable(a, True), _readable(b, True)), out if _boxes(out, False) else _aligned_like(out)
+        given, into = (
+            (_paced(a, out.shape[1]), _paced(b, out.shape[0])),
+            out if _boxes(out, False) else _aligned_like(out),
+        )
         if beta and not alike:
             added = _readable(c, False)
     launch(*given, added, into, alpha, beta)
@@ -183,8 +209,25 @@ def _some_rows(c: Any, count: int) -> Any:
 
 
 def _readable(x: Any, columns: bool) -> Any:
-    """The tensor, or a copy of it, that the copy engine reads (`_boxes`)."""
-    return x if _boxes(x, columns) else _aligned(x)
+    """The tensor, or a copy of it, that the copy engine reads (`_boxes`): with ``columns`` by columns where they are the shorter step, as a
+    copy that turns a matrix over takes ten times as long."""
+    if _boxes(x, columns):
+        return x
+    return _aligned(x.t()).t() if columns and 0 < x.stride(0) < x.stride(1) else _aligned(x)
+
+
+def _paced(x: Any, others: int) -> Any:
+    """A or B, or a copy of it that the copy engine reads, at its full pace where ``others`` columns or rows multiply it long enough.
+
+    Rows that start at odd multiples of 16 bytes begin within sectors of L2: a product of such takes 1.5 to 1.8 times as long.
+    """
+    if not _boxes(x, True):
+        return _readable(x, True)
+    by_rows = x.stride(1) == 1
+    odd = x.stride(0 if by_rows else 1) * x.element_size() & 16
+    if not odd or others * x.numel() < _COPY_OTHERS * (x.numel() + _COPY_ELEMENTS):
+        return x
+    return _aligned(x) if by_rows else _aligned(x.t()).t()
 
 
 def _aligned(x: Any) -> Any:
@@ -193,8 +236,8 @@ def _aligned(x: Any) -> Any:
 
 
 def _aligned_like(x: Any) -> Any:
-    """Room for a matrix in rows that start at whole 16 bytes."""
-    unit = 16 // x.element_size()
+    """Room for a matrix in rows that start at whole lines of L2, or where they are short at whole 16 bytes."""
+    unit = (_LINE if x.shape[1] * x.element_size() >= 4 * _LINE else 16) // x.element_size()
     return _empty_strided(tuple(x.shape), (-(-x.shape[1] // unit) * unit, 1), dtype=x.dtype, device=x.device)
 
 
@@ -210,7 +253,7 @@ def _boxes(x: Any, columns: bool) -> bool:
 
 def _find(
     capability: tuple[int, int], device: int, c_bytes: int, k: int
-) -> tuple[bool, tuple[Any, ...], tuple[Any, ...], int]:
+) -> tuple[bool, tuple[Any, ...], tuple[Any, ...], int, dict[str, Any]]:
     """The best kernels of a problem met for the first time, imported; AddmmUnsupportedError where there is none."""
     gpu, sms = _device(device)
     found = candidates(capability, c_bytes, k, gpu=gpu)
@@ -220,7 +263,18 @@ def _find(
     _, same = next(itertools.groupby(found, lambda e: (e.preference, e.tile is not None)))
     some = tuple(same) if found[0].tile is not None else found[:1]
     launches = tuple(on_device(_launcher(e), device) for e in some)
-    return some[0].any_strides, launches, tuple(e.tile for e in some) if len(some) > 1 else (), sms
+    shared = _shared(capability, device, some[0].any_strides)
+    return some[0].any_strides, launches, tuple(e.tile for e in some) if len(some) > 1 else (), sms, shared
+
+
+def _shared(capability: tuple[int, int], device: int, portable: bool) -> dict[str, Any]:
+    """`FEW` and `PARTS` -> (launch of a whole k, launch of parts, tile) of the kernels kept for them; of parts only beside kernels of its kind."""
+    found = {use: sharing(capability, use) for use in (FEW, *(() if portable else (PARTS,)))}
+    return {
+        use: (on_device(_launcher(e), device), on_device(_launcher(e, parted_launcher), device), e.tile)
+        for use, e in found.items()
+        if e is not None
+    }
 
 
 def _device(device: int) -> tuple[str, int]:
@@ -229,16 +283,17 @@ def _device(device: int) -> tuple[str, int]:
     return properties.name, properties.multi_processor_count
 
 
-def _launcher(entry: GemmEntry) -> Any:
-    if entry.module not in _launchers:
+def _launcher(entry: GemmEntry, made: Any = gemm_launcher) -> Any:
+    key = (entry.module, made)
+    if key not in _launchers:
         try:
             module = importlib.import_module(f"{registry.PACKAGE}.{entry.module}")
         except ImportError as error:
             raise AddmmUnsupportedError(
                 f"addmm: the kernels need Triton 3.6 or newer, and importing one gave '{error}'; pip install 'tilecast[gpu]'"
             ) from error
-        _launchers[entry.module] = gemm_launcher(module)
-    return _launchers[entry.module]
+        _launchers[key] = made(module)
+    return _launchers[key]
 
 
 # --- the operators ----------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ The index is a JSON list, one object per kernel module, written by the generator
      "k_min": 320, "k_max": 767,      optional, inclusive
      "gpu": "H100",                   optional: for devices whose name has it; "": any
      "tile": [192, 128],              optional: rows and columns of its tiles of D
+     "use": "few",                    optional: "few" for products of few rows, "parts" for those whose tiles leave SMs idle; others: any
      "preference": 10}                higher wins
 
 Among kernels of one preference that tell their tiles the one whose waves of tiles multiply least runs (`least_waves`): which sums an
@@ -34,8 +35,12 @@ from tilecast.kernels.registry import INDEX, RegistryError, Shipped, capabilitie
 GEMM_INDEX = INDEX.with_name("gemm.json")
 FAMILY_VARIABLE = "TILECAST_GEMM_FAMILY"
 _FIELDS = ("module", "family", "c_bytes", "any_strides", "capability", "preference")
-_OPTIONAL = ("k_min", "k_max", "gpu", "tile")
+_OPTIONAL = ("k_min", "k_max", "gpu", "tile", "use")
 _NO_LIMIT = 1 << 62
+#: Kernels of products with few rows, and those that share a tile's k among programs.
+FEW, PARTS = "few", "parts"
+#: Parts that k is shared among at most: a merge asks for all of an element's sums at once.
+MOST_PARTS = 32
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,8 @@ class GemmEntry(Shipped):
     gpu: str = ""
     #: Rows and columns of a tile; None where the choice does not go by them.
     tile: tuple[int, int] | None = None
+    #: What it is kept for: `FEW`, `PARTS`, or "" for any product.
+    use: str = ""
 
 
 def least_waves(tiles: Sequence[tuple[int, int]], m: int, n: int, sms: int) -> int:
@@ -59,13 +66,68 @@ def least_waves(tiles: Sequence[tuple[int, int]], m: int, n: int, sms: int) -> i
     return taken.index(min(taken))
 
 
+@dataclass(frozen=True)
+class Pace:
+    """What a kernel takes that shares k, in microseconds, for `parts_of`."""
+
+    #: Programs that an SM has, the k of a step, and its length.
+    programs: int
+    tile_k: int
+    step_us: float
+    #: What every tile of a program adds that no products hide.
+    tile_us: float
+
+
+#: A launch more, each part's sum of an element, bytes a microsecond at which sums go to L2 and come back, and at which the memory gives A
+#: and B; and paces: fitted to times by parts on an H200 (docs/gemm.md).  A k-step of 128 x 128 x 64 is 512 cycles of products, 0.26 us at
+#: 1.98 GHz, and an epilogue some 2200.
+_MERGE_US, _PART_US, _MERGE_BYTES, _MEMORY_BYTES = 0.7, 0.1, 1.2e7, 4.2e6
+PACES = {FEW: Pace(3, 64, 0.19, 0.6), PARTS: Pace(1, 64, 0.26, 1.3)}
+
+
+def parts_of(
+    pace: Pace, tile: tuple[int, int], m: int, n: int, k: int, sms: int, whole: Sequence[tuple[int, int]] = ()
+) -> int:
+    """Parts of k for which an (m, n) product of ``tile`` ends first on ``sms`` SMs; 1 where none is faster than a k in one.
+
+    ``whole``: tiles of the kernels that run where k is not parted, if not those of ``tile``.  A program takes its share of k-steps of as many tiles as come to it, none faster than the memory gives A and B; sums of parts are
+    written, read and added by one more launch.
+    """
+    rows, columns = -(-m // tile[0]), -(-n // tile[1])
+    steps, slots = -(-k // pace.tile_k), sms * pace.programs
+    read = 2.0 * (m + n) * k / _MEMORY_BYTES
+    # Of a part every row of its tiles is written, and those that D has are read.
+    moved = 4.0 * n * (rows * tile[0] + m) / _MERGE_BYTES
+
+    def taken(parts: int) -> float:
+        if parts == 1 and whole:
+            (r, c), size = whole[least_waves(whole, m, n, sms)], tile[0] * tile[1]
+            return max(
+                read, -(-(-(-m // r) * -(-n // c)) // sms) * (steps * pace.step_us * r * c / size + pace.tile_us)
+            )
+        waves = -(-rows * columns * parts // slots)
+        own = max(read, waves * (-(-steps // parts) * pace.step_us + pace.tile_us))
+        return own + (_MERGE_US + parts * (_PART_US + moved) if parts > 1 else 0.0)
+
+    return min(range(1, min(MOST_PARTS, steps) + 1), key=taken)
+
+
+def sharing(capability: tuple[int, int], use: str, entries: tuple[GemmEntry, ...] | None = None) -> GemmEntry | None:
+    """The kernel kept for ``use``, None where there is none for a device."""
+    known = shipped_gemm() if entries is None else entries
+    fitting = [e for e in known if e.use == use and e.runs_on(capability)]
+    return max(fitting, key=lambda e: e.preference, default=None)
+
+
 def candidates(
     capability: tuple[int, int], c_bytes: int, k: int, entries: tuple[GemmEntry, ...] | None = None, gpu: str = ""
 ) -> tuple[GemmEntry, ...]:
     """Kernels for a problem on a device named ``gpu``, best first, down to the first that takes any strides."""
     known = shipped_gemm() if entries is None else entries
     fitting = [
-        e for e in known if e.runs_on(capability) and c_bytes <= e.c_bytes and e.k_min <= k <= e.k_max and e.gpu in gpu
+        e
+        for e in known
+        if not e.use and e.runs_on(capability) and c_bytes <= e.c_bytes and e.k_min <= k <= e.k_max and e.gpu in gpu
     ]
     fitting.sort(key=lambda e: (-e.preference, e.c_bytes, e.module))
     last = next((i for i, e in enumerate(fitting) if e.any_strides), len(fitting) - 1)
@@ -103,7 +165,14 @@ def _entry(row: Mapping[str, Any], where: str) -> GemmEntry:
         k_max=whole_number(row, "k_max", where) if "k_max" in row else _NO_LIMIT,
         gpu=str(row.get("gpu", "")),
         tile=_tile(row["tile"], where) if "tile" in row else None,
+        use=_use(row.get("use", ""), where),
     )
+
+
+def _use(value: Any, where: str) -> str:
+    if value not in ("", FEW, PARTS):
+        raise RegistryError(f"{where}: use: expected '{FEW}' or '{PARTS}', got {value!r}")
+    return str(value)
 
 
 def _tile(value: Any, where: str) -> tuple[int, int]:

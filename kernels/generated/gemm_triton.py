@@ -33,13 +33,13 @@ def tile_at(m, n):
     return first + place % group, place // group
 
 
-# Sizes and strides vary from call to call; strides are only told to be multiples of 8 where they are.
-@triton.jit(do_not_specialize=["m", "n", "k", "alpha", "beta"])
+# Sizes and strides are told to be multiples of 16 where they are: without that, elements would be loaded one by one.
+@triton.jit(do_not_specialize=["steps", "rows_of_part", "alpha", "beta"])
 def multiply(
-    a_ptr, b_ptr, c_ptr, d_ptr, m, n, k, stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn, stride_dm,
+    a_ptr, b_ptr, c_ptr, d_ptr, m, n, k, steps, rows_of_part, stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn, stride_dm,
     stride_dn, alpha, beta, ADD_C: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """One tile of D.  Rows and columns beyond the tensors read those at their start, and are not stored."""
+    """One tile of D, or its sums of one part of k in D's `rows_of_part` rows for each.  Rows and columns beyond the tensors read those at their start, and are not stored."""
     row, column = tile_at(m, n)
     rows = row * TILE_M + tl.arange(0, TILE_M)
     columns = column * TILE_N + tl.arange(0, TILE_N)
@@ -47,11 +47,17 @@ def multiply(
     a = a_ptr + (rows % m).to(tl.int64)[:, None] * stride_am + ks[None, :] * stride_ak
     b = b_ptr + ks[:, None] * stride_bk + (columns % n).to(tl.int64)[None, :] * stride_bn
     sums = tl.zeros([TILE_M, TILE_N], tl.float32)
-    for step in range(tl.cdiv(k, TILE_K)):
-        first = step * TILE_K
-        at = tl.cast(first, tl.int64)
-        a_step = tl.load(a + at * stride_ak, mask=ks[None, :] < k - first, other=0.0)
-        b_step = tl.load(b + at * stride_bk, mask=ks[:, None] < k - first, other=0.0)
+    part = tl.program_id(1)
+    begin, end = part * steps, tl.minimum(part * steps + steps, tl.cdiv(k, TILE_K))
+    whole = tl.minimum(end, k // TILE_K)
+    for step in range(begin, whole):
+        at = tl.cast(step, tl.int64) * TILE_K
+        sums = tl.dot(tl.load(a + at * stride_ak), tl.load(b + at * stride_bk), sums)
+    if (begin <= whole) & (whole < end):
+        # What is left of k is less than a step.
+        at = tl.cast(whole, tl.int64) * TILE_K
+        a_step = tl.load(a + at * stride_ak, mask=ks[None, :] < k - at, other=0.0)
+        b_step = tl.load(b + at * stride_bk, mask=ks[:, None] < k - at, other=0.0)
         sums = tl.dot(a_step, b_step, sums)
     inside = (rows < m)[:, None] & (columns < n)[None, :]
     if SCALED:
@@ -60,7 +66,11 @@ def multiply(
         at = c_ptr + rows.to(tl.int64)[:, None] * stride_cm + columns.to(tl.int64)[None, :] * stride_cn
         c = tl.load(at, mask=inside, other=0.0).to(tl.float32)
         sums += c * beta if SCALED else c
-    at = d_ptr + rows.to(tl.int64)[:, None] * stride_dm + columns.to(tl.int64)[None, :] * stride_dn
+    at = (
+        d_ptr
+        + (part.to(tl.int64) * rows_of_part + rows)[:, None] * stride_dm
+        + columns.to(tl.int64)[None, :] * stride_dn
+    )
     tl.store(at, sums.to(d_ptr.dtype.element_ty), mask=inside)
 
 
@@ -72,8 +82,15 @@ def plan(a, b, c, d, alpha, beta, sms=None):
     if str(a.dtype) not in DTYPES:
         raise ValueError(f"a: expected bf16 or fp16, got {a.dtype}")
     adds = c is not None and beta != 0
+    parts = d.shape[0] // max(1, part_rows(shape[0]))
+    sums = (
+        not adds
+        and alpha == 1
+        and str(d.dtype) == "torch.float32"
+        and tuple(d.shape) == sums_shape(*shape, max(1, parts))
+    )
     for name, x in (("b", b), ("c", c if adds else d), ("d", d)):
-        want = (str(d.dtype), *shape) if name != "b" else (str(a.dtype), *b.shape)
+        want = (str(d.dtype), *(d.shape if sums else shape)) if name != "b" else (str(a.dtype), *b.shape)
         if (str(x.dtype), *x.shape) != want or x.device != a.device:
             raise ValueError(f"{name}: expected {want} on {a.device}, got {(str(x.dtype), *x.shape)} on {x.device}")
     if str(d.dtype) not in (*DTYPES, "torch.float32"):
@@ -81,18 +98,109 @@ def plan(a, b, c, d, alpha, beta, sms=None):
     if d.numel() == 0:
         return ()
     c = c if adds else d
-    strides = (stride for x in (a, b, c, d) for stride in x.stride())
+    # Where there is one of something any stride leads to it: 0 is a multiple of 16.
+    strides = (
+        stride if extent > 1 else 0 for x in (a, b, c, d) for extent, stride in zip(x.shape, x.stride(), strict=True)
+    )
     tiles = -(-shape[0] // TILE_M.value) * -(-shape[1] // TILE_N.value)
-    sizes = *shape, a.shape[1], *strides, float(alpha), float(beta)
-    return (tiles, 1, 1), (a, b, c, d, *sizes, adds, alpha != 1 or beta not in (0, 1))
+    parts = parts if sums else 1
+    sizes = (
+        *shape,
+        a.shape[1],
+        part_steps(a, parts * part_rows(shape[0])),
+        part_rows(shape[0]),
+        *strides,
+        float(alpha),
+        float(beta),
+    )
+    return (tiles, parts, 1), (a, b, c, d, *sizes, adds, alpha != 1 or beta not in (0, 1))
 
 
-def launch(a, b, c, d, alpha=1.0, beta=1.0):
+# -- parts of k --------------------------------------------------------------------------------------------------------
+MERGED = tl.constexpr(512)  # columns of D that a program of `merge` makes
+
+
+# Which sums there are goes by the shape: specialised on it, the kernel would be compiled anew for many.
+@triton.jit(do_not_specialize=["n", "parts", "part_rows", "stride_s", "alpha", "beta"])
+def merge(
+    sums, c, d, n, parts, part_rows, stride_s, stride_cm, stride_cn, stride_dm, stride_dn, alpha, beta, MOST: tl.constexpr,
+    ADD_C: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    """Some columns of a row of D: the sums of the `parts` added in their order, all asked for at once, then C."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * MERGED + tl.arange(0, MERGED)
+    inside, at = columns < n, columns.to(tl.int64)
+    total = tl.load(sums + row * stride_s + at, mask=inside, other=0.0)
+    for part in tl.static_range(1, MOST):
+        total += tl.load(
+            sums + (row + part * part_rows.to(tl.int64)) * stride_s + at,
+            mask=columns < tl.where(part < parts, n, 0),
+            other=0.0,
+        )
+    if SCALED:
+        total = total * alpha
+    if ADD_C:
+        added = tl.load(c + row * stride_cm + at * stride_cn, mask=inside, other=0.0).to(tl.float32)
+        total += added * beta if SCALED else added
+    tl.store(d + row * stride_dm + at * stride_dn, total.to(d.dtype.element_ty), mask=inside)
+
+
+def part_rows(m):
+    """Rows that the sums of one part of k take in the tensor of all: whole tiles."""
+    return -(-m // TILE_M.value) * TILE_M.value
+
+
+def sums_shape(m, n, parts):
+    """Of the tensor of all sums: rows of whole 16 bytes."""
+    return parts * part_rows(m), -(-n // 4) * 4
+
+
+def part_steps(a, rows):
+    """k-steps of a part, where the sums of all have `rows`; the last part may have fewer that count."""
+    parts = rows // part_rows(a.shape[0])
+    return -(-(-(-a.shape[1] // TILE_K.value)) // parts)
+
+
+def merge_plan(sums, c, d, alpha, beta):
+    """Grid and arguments of `merge`; ValueError for what it does not take.  sums: what `multiply` leaves."""
+    rows, adds = part_rows(d.shape[0]), c is not None and beta != 0
+    parts = sums.shape[0] // rows
+    if not parts or tuple(sums.shape) != sums_shape(*d.shape, parts) or sums.stride(1) != 1:
+        raise ValueError(f"sums: expected {[*sums_shape(*d.shape, parts or 1)]} without gaps, got {[*sums.shape]}")
+    c = c if adds else d
+    if (str(c.dtype), *c.shape) != (str(d.dtype), *d.shape) or str(d.dtype) not in (
+        "torch.bfloat16",
+        "torch.float16",
+        "torch.float32",
+    ):
+        raise ValueError(f"c, d: expected {[*d.shape]} of bf16, fp16 or fp32, got {c.dtype} {[*c.shape]} and {d.dtype}")
+    sizes = d.shape[1], parts, rows, sums.stride(0), *c.stride(), *d.stride(), float(alpha), float(beta)
+    most = 1 << (parts - 1).bit_length()
+    return (d.shape[0], -(-d.shape[1] // MERGED.value), 1), (
+        sums,
+        c,
+        d,
+        *sizes,
+        most,
+        adds,
+        alpha != 1 or beta not in (0, 1),
+    )
+
+
+def launch(a, b, c, d, alpha=1.0, beta=1.0, sums=None):
     """Write alpha a b + beta c to `d`, which may be `c`; `c` is not read where beta is 0.
 
-    a: (m, k), b: (k, n), both bf16 or both fp16; c, d: (m, n), of one dtype (bf16, fp16 or fp32); any strides.  Sums are
-    float32 and in a fixed order.
+    a: (m, k), b: (k, n), both bf16 or both fp16; c, d: (m, n),
+    of one dtype (bf16, fp16 or fp32), with any strides.
+    sums: float32 of `sums_shape(m, n, parts)`, for the sums of each part of k, which are added in their order; None: k is not parted.
     """
-    if planned := plan(a, b, c, d, alpha, beta):
-        grid, arguments = planned
-        multiply[grid](*arguments, **OPTIONS)
+    if sums is None:
+        if planned := plan(a, b, c, d, alpha, beta):
+            grid, arguments = planned
+            multiply[grid](*arguments, **OPTIONS)
+        return
+    if d.numel():
+        grid, arguments = merge_plan(sums, c, d, alpha, beta)
+        planned, given = plan(a, b, None, sums, 1.0, 0.0)
+        multiply[planned](*given, **OPTIONS)
+        merge[grid](*arguments, num_warps=4)

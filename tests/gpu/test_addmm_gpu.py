@@ -91,12 +91,50 @@ def test_every_kernel_that_runs_here(entry) -> None:  # type: ignore[no-untyped-
     if not entry.runs_on(torch.cuda.get_device_capability()):
         pytest.skip("for another GPU")
     wide = FP32 if entry.c_bytes == 4 else BF16
+    if entry.use:
+        launch = operator._launcher(entry, launching.parted_launcher)
+        for (m, n, k), parts in (
+            ((24, 392, 200), 2),
+            ((1, 4100, 4096), 7),
+            ((300, 1001, 3000), 5),
+            ((130, 200, 8200), 32),
+        ):
+            torch.manual_seed(1)
+            a, b, c = matrix(m, k, BF16), matrix(k, n, BF16, True), matrix(m, n, wide)
+            for beta, alpha in ((1.0, 1.0), (0.5, -2.0), (0.0, 1.0)):
+                d = torch.full_like(c, float("nan")).t().contiguous().t()
+                launch(a, b, c, d, alpha, beta, parts)
+                assert right(d, c, a, b, beta, alpha)
+        return
     for m, n, k in ((264, 392, 200), (4096, 4096, 512), (130, 8200, 4096)):
         torch.manual_seed(1)
         a, b, c = matrix(m, k, BF16), matrix(k, n, BF16), matrix(m, n, wide)
         d = torch.full_like(c, float("nan"))
         operator._launcher(entry)(a, b, c, d, 1.0, 1.0)
         assert right(d, c, a, b, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("shape", [(1, 4096, 4096), (3000, 9, 2048), (128, 1024, 8192), (520, 392, 7000)])
+def test_parts_of_k_give_the_same_bits_on_every_stream_and_on_replay(shape: tuple[int, int, int]) -> None:
+    """Every launch has sums of its own."""
+    torch.manual_seed(5)
+    m, n, k = shape
+    a, b, c = matrix(m, k, BF16), matrix(k, n, BF16, True), matrix(m, n, BF16)
+    first = tilecast.addmm(c, a, b)
+    assert right(first, c, a, b, 1.0, 1.0)
+    outs = [torch.empty_like(first) for _ in range(5)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tilecast.addmm(c, a, b, out=outs[-1])
+    streams = [torch.cuda.Stream() for _ in outs[:-1]]
+    torch.cuda.synchronize()
+    for _ in range(10):
+        for stream, out in zip(streams, outs, strict=False):
+            with torch.cuda.stream(stream):
+                tilecast.addmm(c, a, b, out=out)
+        graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(first, out) for out in outs)
 
 
 def test_nothing_beyond_the_tensors_is_written() -> None:
@@ -129,7 +167,7 @@ def test_the_same_bits_every_time_and_on_replay(k: int) -> None:
 
 def test_kernels_among_which_waves_choose_give_the_same_bits() -> None:
     """So that a row's result does not go by how many others there are."""
-    _, launches, tiles, _ = operator._find(torch.cuda.get_device_capability(), torch.cuda.current_device(), 2, 2048)
+    _, launches, tiles, *_ = operator._find(torch.cuda.get_device_capability(), torch.cuda.current_device(), 2, 2048)
     if not tiles:
         pytest.skip("no such kernels of this GPU's own")
     torch.manual_seed(7)

@@ -31,15 +31,16 @@ def launched(monkeypatch):  # type: ignore[no-untyped-def]
     """Names of the kernels that ran, on a machine whose CPU is an H200."""
     ran: list[str] = []
 
-    def launcher(entry):  # type: ignore[no-untyped-def]
-        def launch(a, b, c, d, alpha, beta):  # type: ignore[no-untyped-def]
-            ran.append(entry.module)
+    def launcher(entry, made=operator.gemm_launcher):  # type: ignore[no-untyped-def]
+        def launch(a, b, c, d, alpha, beta, parts=None):  # type: ignore[no-untyped-def]
+            assert (parts is not None and parts > 1) == (made is operator.parted_launcher)
+            ran.append(entry.module + (f" in {parts}" if parts else ""))
             if not entry.any_strides:
                 # What the copy engine reads: rows, of A and B also columns, that start at whole 16 bytes.
-                for x in (a, b, d) if beta == 0 else (a, b, c, d):
+                for x in (a, b) if parts else (a, b, d) if beta == 0 else (a, b, c, d):
                     rows = x.stride() if x.stride(1) == 1 or x is c or x is d else x.t().stride()
                     assert rows[1] == 1 and rows[0] * x.element_size() % 16 == 0 == x.data_ptr() % 16 and rows[0] > 0
-            if beta and not entry.any_strides and c.shape[0] == ALIKE != d.shape[0]:
+            if beta and not entry.any_strides and not parts and c.shape[0] == ALIKE != d.shape[0]:
                 assert (c == c[0]).all()
                 c = c[:1].expand(d.shape)
             assert c is None if beta == 0 else c.shape == d.shape
@@ -103,8 +104,10 @@ def test_a_call_met_before_starts_at_once(launched) -> None:  # type: ignore[no-
         (320, FP32, "gemm_hopper_c32"), (4096, FP32, "gemm_hopper_c32_long"),
     ],
 )  # fmt: skip
-def test_k_and_the_width_of_c_choose(launched, k, wide, module) -> None:  # type: ignore[no-untyped-def]
-    c, a, b = tensors(16, 8, k, wide=wide)
+def test_k_and_the_width_of_c_choose(launched, monkeypatch, k, wide, module) -> None:  # type: ignore[no-untyped-def]
+    # So many tiles that a k in parts ends no earlier.
+    monkeypatch.setattr(operator, "_device", lambda device: ("NVIDIA H200", 1))
+    c, a, b = tensors(48, 40, k, wide=wide)
     out = tilecast.addmm(c, a, b, beta=0.5, alpha=2.0)
     assert launched == [module]
     assert out.dtype == wide and near(out, c, a, b, 0.5, 2.0)
@@ -126,6 +129,8 @@ def test_waves_of_tiles_choose_where_k_leaves_several(m, n, k, module) -> None: 
 
 def test_the_choice_by_waves_is_made_for_every_call(launched, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(operator, "_device", lambda device: ("NVIDIA H200", 2))
+    # Parts of k would end earlier here, and are another choice.
+    monkeypatch.setattr(operator, "parts_of", lambda *_: 1)
     for m, module in ((384, "gemm_hopper_tall"), (128, "gemm_hopper_long"), (384, "gemm_hopper_tall")):
         launched.clear()
         c, a, b = tensors(m, 128, 1536)
@@ -142,7 +147,7 @@ def test_tensors_that_the_copy_engine_cannot_read_are_copied_for_it(launched, mo
     for arguments in (
         (c, a, b), (c, a, b.t().contiguous().t()), (c, a.t().contiguous().t(), b), (c, a[:, ::2], b[::2]), (c[:, :39], a, b[:, :39].contiguous()),
         (bias, a, b), (bias, a[:, :23], b[:23].t().contiguous().t()), (bias[:39], a, b[:, :39]), (c.t().contiguous().t(), a, b), (odd, a, b),
-        (torch.ones((), dtype=BF16), a, b), (bias, a[:7], b), (c[:, :1], a, b), (c, a[:1].expand(48, -1), b), (bias.float(), a, b),
+        (torch.ones((), dtype=BF16), a, b), (bias, a[:39], b), (c[:, :1], a, b), (c, a[:1].expand(48, -1), b), (bias.float(), a, b),
     ):  # fmt: skip
         for beta in (1.0, 0.5, 0.0):
             for _ in range(2):
@@ -156,6 +161,74 @@ def test_tensors_that_the_copy_engine_cannot_read_are_copied_for_it(launched, mo
             assert tilecast.addmm(given, a, b, out=place) is place
             assert near(place, before if given is place else given, a, b)
             place.copy_(before)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "module"),
+    [
+        # One launch of a short k, whichever side is the short one; a k that SMs share.
+        (3, 40, 24, "gemm_triton_few"), (48, 3, 24, "gemm_triton_few"), (32, 48, 24, "gemm_triton_few"), (1, 96, 2048, "gemm_triton_few"),
+        (96, 1, 2048, "gemm_triton_few"), (48, 40, 4096, "gemm_hopper_parts"), (33, 33, 24, "gemm_hopper_short"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("lies", ["rows", "columns", "apart"])
+def test_few_rows_and_few_tiles_have_kernels_of_their_own(launched, m, n, k, module, lies) -> None:  # type: ignore[no-untyped-def]
+    c, a, b = tensors(m, n, k)
+    for beta, given in ((1.0, c), (0.5, c[0]), (0.0, c)):
+        if lies == "columns":
+            given, a, b = given.t().contiguous().t() if given.dim() == 2 else given, a, b.t().contiguous().t()
+        elif lies == "apart":
+            given, a, b = (x.repeat_interleave(2, -1)[..., ::2] for x in (given, a, b))
+        launched.clear()
+        assert near(tilecast.addmm(given, a, b, beta=beta, alpha=2.0), given, a, b, beta, 2.0)
+        assert launched[0].split()[0] == module and len(launched) == 1 and (" in " in launched[0]) == (k > 24)
+    launched.clear()
+    out = c.clone()
+    assert tilecast.addmm(out, a, b, out=out) is out and near(out, c, a, b) and launched[0].startswith(module)
+
+
+@pytest.mark.parametrize("use", [registry.FEW, registry.PARTS])
+def test_k_is_parted_where_tiles_leave_sms_idle_and_not_where_they_fill_them(use) -> None:  # type: ignore[no-untyped-def]
+    pace, entry = registry.PACES[use], registry.sharing((9, 0), use)
+    rows, columns = entry.tile
+
+    def parts(tiles: int, k: int) -> int:
+        return registry.parts_of(pace, entry.tile, rows, columns * tiles, k, 132)
+
+    assert parts(2, 8192) > 8 and 1 < parts(40, 8192) <= 132 * pace.programs / 40
+    for k in (64, 1024, 8192, 1 << 20):
+        # One part where a launch has a whole number of waves of tiles already, and no part without a k-step.
+        assert all(parts(132 * pace.programs * waves, k) == 1 for waves in (1, 2, 7))
+        assert parts(1, k) <= min(registry.MOST_PARTS, -(-k // pace.tile_k))
+    # Nor where a whole k has a kernel whose larger tiles make one wave: 130 of 192 x 128, 182 of 128 x 128.
+    if use == registry.PARTS:
+        assert registry.parts_of(pace, entry.tile, 880, 3328, 7864, 132) > 1
+        assert registry.parts_of(pace, entry.tile, 880, 3328, 7864, 132, ((128, 128), (192, 128))) == 1
+    # A k too short for another launch stays whole.
+    assert parts(1, 4 * pace.tile_k) == 1
+
+
+def test_copies_keep_the_order_of_rows_and_columns() -> None:
+    """A weight by columns is read again by columns: turned over in a copy, it took ten times as long."""
+    odd = torch.randn(24, 37).to(BF16).t()
+    for x in (odd, torch.randn(24, 80)[:, ::2].to(FP16)[:, 1:]):
+        made = operator._readable(x, True)
+        assert torch.equal(made, x) and operator._boxes(made, True)
+    assert operator._readable(odd, True).stride() == (1, 40)
+
+
+def test_long_products_read_rows_of_whole_lines(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Rows at odd multiples of 16 bytes are copied where the product is long, by rows or columns as they lie, and others never."""
+    monkeypatch.setattr(operator, "_COPY_ELEMENTS", 1000)
+    odd, even = torch.randn(100, 264).to(BF16), torch.randn(100, 272).to(BF16)
+    for x, lies in ((odd, (320, 1)), (odd.t(), (1, 320))):
+        made = operator._paced(x, 4000)
+        assert torch.equal(made, x) and made.stride() == lies
+        assert operator._paced(x, 3000) is x
+    assert operator._paced(even, 1 << 20) is even
+    # What has to be copied anyway gets such rows, short ones do not.
+    assert operator._paced(torch.randn(100, 261).to(BF16), 1).stride() == (320, 1)
+    assert operator._paced(torch.randn(100, 21).to(BF16), 1).stride() == (24, 1)
 
 
 def test_copies_go_to_the_kernel_of_the_copy_engine(launched) -> None:  # type: ignore[no-untyped-def]

@@ -7,7 +7,6 @@ What the compiler makes of shipped files: test_shipped_compile.py.
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from support.paths import ROOT
 from support.whole import whole
 
 import tilecast
+from tilecast.base.module_file import module_of
 from tilecast.codegen.gemm.generate import generate_gemm
 from tilecast.codegen.gemm.ship import ShippedGemm, read_gemm_list
 from tilecast.codegen.render import format_source
@@ -37,6 +37,8 @@ from tilecast.model.machine.machine import load_machine
 
 SHIPPED = read_gemm_list()
 GLUON = [kernel for kernel in SHIPPED if kernel.family != "gemm_triton"]
+#: Those that write D of a whole k themselves.
+WHOLE_K = [kernel for kernel in GLUON if not kernel.parted]
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def test_computes_the_product(kernel: ShippedGemm, name: str) -> None:
     check(module.launch, case, "float16" if narrow and case.dtype == "float16" else "bfloat16" if narrow else "float32")
 
 
-@pytest.mark.parametrize("kernel", GLUON, ids=lambda kernel: kernel.module)
+@pytest.mark.parametrize("kernel", WHOLE_K, ids=lambda kernel: kernel.module)
 def test_rows_of_c_that_are_all_alike_come_in_one_box(kernel: ShippedGemm) -> None:
     torch = torch_or_skip()
     module = tilecast.emulated(str(path_of(kernel)), machine=kernel.machine, mode="random", seed=8, sms=3)
@@ -141,6 +143,43 @@ def test_rows_of_c_that_are_all_alike_come_in_one_box(kernel: ShippedGemm) -> No
     launch(a, b, c, d, 1.5, 0.5)
     step = torch.finfo(wide).eps * want.abs() + 1e-4
     assert bool(((d.double() - want).abs() <= step).all())
+
+
+def in_parts(module: Any, parts: int) -> Any:
+    """The launch of a file that can share k, in ``parts``, which leaves no sum that it has not written in D."""
+    torch = torch_or_skip()
+
+    def launch(a, b, c, d, alpha, beta):  # type: ignore[no-untyped-def]
+        sums = torch.full(module.sums_shape(*d.shape, parts), float("nan"))
+        module.launch(a, b, c, d, alpha, beta, sums if parts > 1 else None)
+
+    return launch
+
+
+@pytest.mark.parametrize("parts", [2, 3, 5, 8])
+def test_sums_of_parts_of_k_are_added_up(parts: int) -> None:
+    """Also where no whole number of parts makes k (16 steps), and where rows end within a tile and columns within 16 bytes."""
+    kernel = next(kernel for kernel in GLUON if kernel.parted)
+    for case, wide in (
+        (Case(130, 141, 1000, alpha=0.5, beta=-2.0, b="columns", gap=3), "float32"), (Case(70, 264, 1000, d="c"), "bfloat16"),
+        (Case(264, 9, 1000, "float16", a="columns", beta=0.0), "float16"),
+    ):  # fmt: skip
+        module = tilecast.emulated(str(path_of(kernel)), machine=kernel.machine, mode="random", seed=parts, sms=3)
+        check(in_parts(module, parts), replace(case, seed=parts), wide)
+
+
+def test_the_same_sums_give_the_same_bits_whatever_the_schedule_and_the_programs() -> None:
+    torch = torch_or_skip()
+    kernel = next(kernel for kernel in GLUON if kernel.parted)
+    torch.manual_seed(3)
+    a, b, c = (torch.randn(shape).bfloat16() for shape in ((140, 520), (520, 136), (140, 136)))
+    found = []
+    for sms, seed in ((1, 1), (3, 2), (8, 3)):
+        module = tilecast.emulated(str(path_of(kernel)), machine=kernel.machine, mode="random", seed=seed, sms=sms)
+        d = torch.full_like(c, float("nan"))
+        in_parts(module, 4)(a, b, c, d, 1.0, 1.0)
+        found.append(d)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
 SPACE = [
@@ -197,6 +236,9 @@ BROKEN = [
     ("gemm_hopper_turns", "                mbarrier.wait(slots.full.index(slot), lap & 1)\n                c =", "                c ="),
     ("gemm_hopper_turns", "                mbarrier.wait(slots.written.index(slot), lap & 1)\n", ""),
     ("gemm_hopper_turns", "+ n % SLOTS, n // SLOTS", "+ n % SLOTS, n"),
+    ("gemm_hopper_parts", "(part * problem.steps + step) * TILE_K", "step * TILE_K"),
+    ("gemm_hopper_parts", "in gl.static_range(1, MOST)", "in gl.static_range(1, 2)"),
+    ("gemm_hopper_parts", "gl.where(part < parts, n, 0)", "n"),
     ("gemm_hopper_long", "            fence_async_shared()\n            mbarrier.arrive(slots", "            mbarrier.arrive(slots"),
     ("gemm_hopper_long", "sums = warpgroup_mma_wait(0, deps=[sums])\n        mbarrier.arrive", "mbarrier.arrive"),
     ("gemm_blackwell", "        mbarrier.wait(sums.full.index(place), turn // ACCUMULATORS & 1)\n", ""),
@@ -216,11 +258,12 @@ def test_the_emulator_sees_what_is_taken_away(module: str, line: str, instead: s
     file.write_text(text.replace(line, instead), encoding="utf-8")
     broken = tilecast.emulated(str(file), machine=kernel.machine, mode="random", seed=6, sms=1)
     with pytest.raises((EmulationError, AssertionError)):
-        check(broken.launch, Case(400, 520, 328, seed=6), "bfloat16")
+        launch = in_parts(broken, 3) if kernel.parted else broken.launch
+        check(launch, Case(400, 520, 328, seed=6), "bfloat16")
 
 
 @pytest.mark.parametrize("k", [128, 512])
-@pytest.mark.parametrize("kernel", GLUON, ids=lambda kernel: kernel.module)
+@pytest.mark.parametrize("kernel", WHOLE_K, ids=lambda kernel: kernel.module)
 def test_the_executed_source_takes_as_long_as_the_pipeline_says(kernel: ShippedGemm, k: int) -> None:
     """Two routes to the cycles of a tile: the pipeline, and what the emulator saw the file do, at the same cost of a copy.
 
@@ -267,19 +310,23 @@ def replayed_and_piped(kernel: ShippedGemm, k: int, without: tuple[str, ...] = (
 # -- plain Triton, in its interpreter ----------------------------------------------------------------------------------
 
 
+#: Cases of each portable kernel: of few rows it has a row of tiles, or some.
+PORTABLE = {
+    "gemm_triton": CASES,
+    "gemm_triton_few": {f"few rows: {name}": replace(case, m=case.m % 37 + 1) for name, case in CASES.items()},
+}
+
+
 def interpreted() -> None:
     quicken()
-    spec = importlib.util.spec_from_file_location(
-        "gemm", path_of(next(k for k in SHIPPED if k.family == "gemm_triton"))
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    for name, case in CASES.items():
-        # The interpreter's bf16 tl.dot gives wrong numbers.
-        for wide in ("float16", "float32"):
-            check(module.launch, replace(case, dtype="float16"), wide, padded=False)
-        print(name, flush=True)
+    for kernel in (k for k in SHIPPED if k.family == "gemm_triton"):
+        module = module_of(path_of(kernel))
+        for name, case in PORTABLE[kernel.module].items():
+            # The interpreter's bf16 tl.dot gives wrong numbers.
+            for wide in ("float16", "float32"):
+                check(in_parts(module, 1), replace(case, dtype="float16"), wide, padded=False)
+                check(in_parts(module, 3), replace(case, dtype="float16"), wide, padded=False)
+            print(name, flush=True)
 
 
 def test_the_portable_kernel_computes_it_in_the_interpreter() -> None:
@@ -290,7 +337,7 @@ def test_the_portable_kernel_computes_it_in_the_interpreter() -> None:
         env=environment(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split("\n")[:-1] == list(CASES)
+    assert done.stdout.split("\n")[:-1] == [name for kernel in PORTABLE.values() for name in kernel]
 
 
 # -- files and refusals ------------------------------------------------------------------------------------------------
@@ -307,7 +354,7 @@ def test_what_ships_says_what_it_is(kernel: ShippedGemm) -> None:
 def test_ranges_of_k_leave_no_gap() -> None:
     rows = json.loads((KERNELS / "generated" / "gemm.json").read_text(encoding="utf-8"))
     for wide in (2, 4):
-        own = [r for r in rows if r["family"] == "gemm_hopper" and r["c_bytes"] == wide]
+        own = [r for r in rows if r["family"] == "gemm_hopper" and r["c_bytes"] == wide and "use" not in r]
         ends = {
             1,
             1 << 30,

@@ -259,6 +259,7 @@ def test_problems_that_make_no_sense_are_refused(values: dict[str, object], word
         (replace(BLACKWELL, tile_m=64), B200, "tile_m must be 128"),
         (replace(BLACKWELL, accumulators=2, tile_n=256, stages=2), B200, ""),
         (GemmVariant("gemm_triton", accumulators=2), A100, "one accumulator"),
+        (GemmVariant("gemm_hopper", 16, 128, stages=2), H200, "64 rows or more, got tile_m 16"),
     ],
 )
 def test_variants_are_legal_or_say_why_not(variant: GemmVariant, machine, words: str) -> None:  # type: ignore[no-untyped-def]
