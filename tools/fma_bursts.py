@@ -9,17 +9,16 @@ the clock; a burst of 0 is the wait alone.  Half a minute on a Hopper GPU.
 
 from __future__ import annotations
 
-import csv
-import multiprocessing
 import statistics
 import sys
 from dataclasses import replace
-from pathlib import Path
+
+from measuring import csv_table
+from own_kernels import clock_mhz, machine_codes
 
 from tilecast.validation.lab.calibrate.cases import CalibrateError, Case
 from tilecast.validation.lab.calibrate.gpu import Gpu
 from tilecast.validation.lab.calibrate.groups.corun import corun_case
-from tilecast.validation.lab.calibrate.nvrtc import compile_cubin
 from tilecast.validation.lab.calibrate.preludes import wgmma_prelude
 
 SHAPES = ((128, "register"), (128, "smem"), (256, "register"), (256, "smem"))
@@ -32,6 +31,7 @@ STREAMS = {
     "fmul": 'asm volatile("mul.rn.f32 %0, %0, %1;" : "+f"(x[i]) : "f"(k));',
     "fadd": 'asm volatile("add.rn.f32 %0, %0, %1;" : "+f"(x[i]) : "f"(k));',
 }
+FIELDS = ("gpu", "date", "driver", "clock_mhz", "kind", "burst", "mma_warpgroups", "n", "a", "quantity", "value")
 #: Cycles of the wait, by the clock.
 _PAUSE = 1500
 _WAIT = f"spin({_PAUSE});"
@@ -57,24 +57,14 @@ def cases() -> list[Case]:
     return found + [case_of(name, burst, 0, 128, "smem") for name in STREAMS for burst in (0, *BURSTS)]
 
 
-def compiled(text: str) -> bytes:
-    """Machine code for Hopper."""
-    return compile_cubin(text, "sm_90a")
-
-
 def main() -> None:
     gpu = Gpu()
     todo = cases()
-    with (
-        multiprocessing.get_context("spawn").Pool() as pool,
-        Path(sys.argv[1]).open("w", newline="", encoding="utf-8") as file,
-    ):
-        codes = pool.map(compiled, [case.text() for case in todo])
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("gpu", "kind", "burst", "mma_warpgroups", "n", "a", "quantity", "value"))
+    codes = machine_codes([case.text() for case in todo])
+    with csv_table(sys.argv[1], FIELDS) as add:
         for case, code in zip(todo, codes, strict=True):
             gpu.kernel(case, code)
-            params = [value for name, value in case.params.items() if name != "stream"]
+            params = {name: value for name, value in case.params.items() if name in FIELDS}
             try:
                 readings = case.measure(gpu, case)
             except CalibrateError as error:
@@ -85,8 +75,7 @@ def main() -> None:
                 value = statistics.median(reading.samples)
                 if quantity == "cycles_per_step":
                     quantity, value = "cycles_per_round", value * steps
-                writer.writerow((gpu.identity.name, *params, quantity, f"{value:.4f}"))
-            file.flush()
+                add({"clock_mhz": clock_mhz(gpu), **params, "quantity": quantity, "value": f"{value:.4f}"})
 
 
 if __name__ == "__main__":

@@ -10,15 +10,14 @@ they are through.  A minute on a Hopper GPU.
 
 from __future__ import annotations
 
-import csv
-import multiprocessing
 import sys
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
+
+from measuring import csv_table
+from own_kernels import clock_mhz, kernel_text, machine_codes
 
 from tilecast.validation.lab.calibrate.gpu import Gpu, Launch
-from tilecast.validation.lab.calibrate.nvrtc import compile_cubin, source_text
 from tilecast.validation.lab.calibrate.preludes import wgmma_prelude
 
 ROUNDS, GROUPS, LOG = 40, 1000, 1024
@@ -96,6 +95,8 @@ BESIDE = (
     (0, 1, 64, "smem"), (1, 1, 64, "smem"), (2, 1, 64, "smem"), (1, 1, 128, "register"), (1, 2, 64, "smem"), (1, 2, 128, "register"),
 )  # fmt: skip
 BURSTS = (1, 2, 4, 6, 8, 12, 16)
+FIELDS = ("gpu", "date", "driver", "clock_mhz", "kind", "pattern", "mma_warpgroups", "stream_warpgroups", "n", "a", "burst", "issued_cycles",
+          "through_cycles")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,7 @@ class Burst:
             "BURST": self.burst, "LOAD": int(self.kind == "load"), "BROADCAST": int(self.pattern == "broadcast"),
             "CONFLICT": int(self.pattern == "conflict"), "MMA_GROUPS": self.mma, "STREAMS": self.streams,
         }  # fmt: skip
-        head = source_text("empty.cu", wgmma_prelude(self.n, self.home), defines)
-        return head[: head.rindex("// A kernel that does nothing")] + KERNEL
+        return kernel_text(KERNEL, wgmma_prelude(self.n, self.home), defines)
 
 
 def cases() -> list[Burst]:
@@ -125,21 +125,11 @@ def cases() -> list[Burst]:
     return [Burst(*access, *beside, burst) for access, beside, burst in product(ACCESSES, BESIDE, BURSTS)]
 
 
-def compiled(text: str) -> bytes:
-    """Machine code for Hopper."""
-    return compile_cubin(text, "sm_90a")
-
-
 def main() -> None:
     gpu = Gpu()
     todo = cases()
-    with multiprocessing.get_context("spawn").Pool() as pool:
-        codes = pool.map(compiled, [case.text() for case in todo])
-    with Path(sys.argv[1]).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            ("gpu", "driver", "clock_mhz", "kind", "pattern", "mma_warpgroups", "stream_warpgroups", "n", "a", "burst", "issued_cycles", "through_cycles")
-        )  # fmt: skip
+    codes = machine_codes([case.text() for case in todo])
+    with csv_table(sys.argv[1], FIELDS) as add:
         for case, code in zip(todo, codes, strict=True):
             gpu.kernel(case, code)
             launch = Launch(
@@ -147,11 +137,11 @@ def main() -> None:
             )
             found, _ = gpu.records(case, launch, 2 * LOG)
             issued, through = found[0, 4 * case.mma :, 5:7].mean(axis=0) / ROUNDS
-            writer.writerow(
-                (gpu.identity.name, gpu.identity.driver, f"{gpu.identity.clock_mhz:g}", case.kind, case.pattern, case.mma, case.streams, case.n, case.home, case.burst,
-                 f"{issued:.1f}", f"{through:.1f}")
+            add(
+                {"clock_mhz": clock_mhz(gpu), "kind": case.kind, "pattern": case.pattern, "mma_warpgroups": case.mma,
+                 "stream_warpgroups": case.streams, "n": case.n, "a": case.home, "burst": case.burst,
+                 "issued_cycles": f"{issued:.1f}", "through_cycles": f"{through:.1f}"}
             )  # fmt: skip
-            file.flush()
 
 
 if __name__ == "__main__":

@@ -8,17 +8,19 @@ tile does; with reads a warp also copies 32 KB from memory in every round.  Seco
 
 from __future__ import annotations
 
-import csv
 import statistics
 import sys
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
+
+from measuring import csv_table
+from own_kernels import clock_mhz, kernel_text
 
 from tilecast.validation.lab.calibrate.gpu import Gpu, Launch
-from tilecast.validation.lab.calibrate.nvrtc import source_text
 
 ROUNDS, FOOTPRINT = 24, 128 << 20
+FIELDS = ("gpu", "date", "driver", "clock_mhz", "warpgroups", "stores", "pause", "reads", "megabytes", "smem_bytes", "sms", "burst_cycles",
+          "longest_cycles", "round_cycles", "read_cycles")  # fmt: skip
 KERNEL = """
 #define READ_BYTES 16384
 BENCH(128 * GROUPS + 32) {
@@ -79,32 +81,13 @@ class Burst:
 
     def text(self) -> str:
         """The CUDA source."""
-        head = source_text(
-            "empty.cu", "", {"GROUPS": self.groups, "PAUSE": self.pause, "READS": self.reads, "STORES": self.stores}
-        )
-        return head[: head.rindex("// A kernel that does nothing")] + KERNEL
+        defines = {"GROUPS": self.groups, "PAUSE": self.pause, "READS": self.reads, "STORES": self.stores}
+        return kernel_text(KERNEL, "", defines)
 
 
 def main() -> None:
     gpu = Gpu()
-    with Path(sys.argv[1]).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            (
-                "gpu",
-                "warpgroups",
-                "stores",
-                "pause",
-                "reads",
-                "megabytes",
-                "smem_bytes",
-                "sms",
-                "burst_cycles",
-                "longest_cycles",
-                "round_cycles",
-                "read_cycles",
-            )
-        )
+    with csv_table(sys.argv[1], FIELDS) as add:
         for smem in (49152, 204800):
             for groups, stores, reads, pause in product((1, 2), (8, 16, 32), (0, 1), (0, 3000, 12000)):
                 case = Burst(groups, pause, reads, stores)
@@ -119,9 +102,19 @@ def main() -> None:
                     [float((f[:, :warps, 1] - f[:, :warps, 0]).mean()) / ROUNDS for f in seen],
                     [float(f[:, warps, 5].mean()) / ROUNDS for f in seen],
                 )
-                row = [f"{statistics.median(values):.1f}" for values in readings]
-                writer.writerow((gpu.identity.name, groups, stores, pause, reads, FOOTPRINT >> 20, smem, "all", *row))
-                file.flush()
+                row = {
+                    "clock_mhz": clock_mhz(gpu), "warpgroups": groups, "stores": stores, "pause": pause, "reads": reads,
+                    "megabytes": FOOTPRINT >> 20, "smem_bytes": smem, "sms": "all",
+                }  # fmt: skip
+                add(
+                    {
+                        **row,
+                        **{
+                            name: f"{statistics.median(values):.1f}"
+                            for name, values in zip(FIELDS[-4:], readings, strict=True)
+                        },
+                    }
+                )
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from tilecast.model.compiled.code import PIPES, CodeError, WarpInstruction
 from tilecast.model.compiled.costs import WarpCosts
 from tilecast.model.compiled.units.fetch import InstructionCache
 from tilecast.model.compiled.units.prepared import Prepared, prepare
+from tilecast.model.compiled.units.spread import SPREAD, Spread
 from tilecast.model.compiled.units.steps import Program, Step, Tag
 from tilecast.model.compiled.units.wgmma import WgmmaQueue
 
@@ -119,7 +120,7 @@ class _State:
         self.met: list[dict[int, dict[int, float]]] = [{} for _ in ctas]
         self.next_copy = [0] * len(ctas)
         self.producer_free = [cta.begins for cta in ctas]
-        self.seed = 1
+        self.spread = Spread()
         self.engine_free = 0.0
         self.memory_free = 0.0
         self.store_free = 0.0
@@ -184,8 +185,7 @@ class _State:
 
     def jitter(self) -> float:
         """Cycles a barrier waits for the slowest of its warps beyond the usual, evenly spread, always the same sequence."""
-        self.seed = (self.seed * 1103515245 + 12345) & 0x7FFFFFFF
-        return self.costs.barrier_spread * (self.seed >> 8) / 0x7FFFFF
+        return self.costs.barrier_spread * self.spread.next() / (SPREAD - 1)
 
     def arrive(self, warp: _Warp, tag: Tag, now: float) -> None:
         """A warpgroup passes its turn on, or lets a slot go."""

@@ -7,6 +7,7 @@ from collections import deque
 
 from tilecast.model.compiled.roles.costs import RoleCosts
 from tilecast.model.compiled.roles.warps import Prepared, Warp
+from tilecast.model.compiled.units.spread import SPREAD, Spread
 from tilecast.model.compiled.units.wgmma import WgmmaQueue
 
 
@@ -26,7 +27,7 @@ class PortLine:
         self._free = 0.0
         #: When the port took up each access so far.
         self._taken: list[float] = []
-        self._seed = 1
+        self._spread = Spread()
         self._depth = costs.line_most
 
     def room(self, at: float) -> float | None:
@@ -40,9 +41,8 @@ class PortLine:
         """Join the line; when the access is through is not known yet."""
         warp.expect(access.code)
         self._line.append((warp, access, now))
-        self._seed = (self._seed * 1103515245 + 12345) & 0x7FFFFFFF
         least, most = self._costs.line_least, self._costs.line_most
-        self._depth = least + (self._seed >> 8) * (most - least + 1) // 0x800000
+        self._depth = least + self._spread.next() * (most - least + 1) // SPREAD
 
     def next(self) -> float:
         """When the port takes up the first in line; infinity where nothing waits."""
