@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilecast.codegen.families import template_of
 from tilecast.codegen.render import render
@@ -40,8 +40,10 @@ def generate(
     *,
     clock: str | float = "sustained",
     compiler: Compiler | None = at_hand,
+    narrower: bool = False,
 ) -> Generated:
-    """The kernel of ``variant`` (default: the best by forecast at the level of ``compiler``); ``extra`` goes into its header.
+    """The kernel of ``variant`` (default: the best by forecast at the level of ``compiler``); ``extra`` goes into its header; with
+    ``narrower`` (`hopper_ws`) it also takes heads of fewer columns.
 
     Raises VariantError, with the violated resource, by how much and the lever, for a variant that cannot be written,
     and PredictError when none can.
@@ -57,6 +59,8 @@ def generate(
     prediction = predict(workload, machine, chosen, clock=clock, interval=False, compiler=compiler)
     header = {**header_of(family, prediction, version), **(extra or {})}
     kernel = template.context(chosen, workload, machine)
+    if narrower:
+        kernel = replace(kernel, narrow_heads=True)  # type: ignore[type-var]
     values = kernel if isinstance(kernel, dict) else {"k": kernel}
     source = render(template.file, {**values, "header": header_text(header)})
     return Generated(source, header, chosen, prediction)

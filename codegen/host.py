@@ -47,14 +47,14 @@ class Host:
     narrower: bool = False
 
     @property
-    def width_statements(self) -> tuple[str, ...]:
-        """Statements that say how many columns heads have that the kernel takes as well, or what is expected."""
+    def width_text(self) -> str:
+        """Statements that say how many columns heads have that the kernel takes as well, or what is expected; after another."""
         if not self.narrower:
-            return ()
+            return ""
         most = self.head_dim_qk
         return (
-            f'taken = "a multiple of 8 up to {most}"',
-            f"head_dim, head_dim_v = (n if n in range(8, {most + 1}, 8) else taken for n in (q.shape[-1], v.shape[-1]))",
+            f'\n    taken = "a multiple of 8 up to {most}"'
+            f"\n    head_dim, head_dim_v = (n if n in range(8, {most + 1}, 8) else taken for n in (q.shape[-1], v.shape[-1]))"
         )
 
     @property

@@ -67,6 +67,8 @@ class HopperForm(GluonKernel):
     #: Whether q, k and v are e4m3, and whether P V of each block is added to O in float32.
     fp8: bool = False
     promoted: bool = False
+    #: Whether heads of fewer columns are taken as well, for which the copy engine brings zeros.
+    narrow_heads: bool = False
 
     @property
     def exp2(self) -> str:
@@ -84,13 +86,8 @@ class HopperForm(GluonKernel):
         window = ("window_left", "window_right") if self.mask == "window" else ()
         dealt = () if self.scheduler == "grid" else ("heads", "turns")
         factors = ("factors",) if self.fp8 else ()
-        eighths = ("eighths",) if self.narrower else ()
+        eighths = ("eighths",) if self.narrow_heads else ()
         return ("seqlen_q", "seqlen_k", *window, "heads_q", "group", "query_blocks", *dealt, *factors, *eighths)
-
-    @property
-    def narrower(self) -> bool:
-        """Whether heads of fewer columns are taken as well, for which the copy engine brings zeros."""
-        return not self.fp8 and self.head_dim_qk == self.head_dim_v
 
     @property
     def wide(self) -> bool:
@@ -163,8 +160,8 @@ class HopperForm(GluonKernel):
                 "programs = min(sms, query_blocks * heads)",
                 "turns = triton.cdiv(query_blocks * heads, programs)",
             ]
-        made = Host(self.mask, self.head_dim_qk, self.head_dim_v, (), OUTPUT_ARGUMENTS, narrower=self.narrower)
-        lines += [f"eighths = {made.eighths('v')}"] if self.narrower else []
+        made = Host(self.mask, self.head_dim_qk, self.head_dim_v, (), OUTPUT_ARGUMENTS, narrower=self.narrow_heads)
+        lines += [f"eighths = {made.eighths('v')}"] if self.narrow_heads else []
         lines += [sizes_statement("heads_q // heads_kv" if name == "group" else name for name in self.sizes)]
         return replace(made, statements=tuple(lines))
 

@@ -46,6 +46,19 @@ class HopperKernel(HopperForm):
     """Everything `TEMPLATE` reads except the header; its ``k``."""
 
     @property
+    def row_store_statements(self) -> tuple[str, ...]:
+        """Statements that store rows of O, as many columns as there are."""
+        rows = "(rows < problem.seqlen_q)[:, None]"
+        if not self.narrow_heads:
+            return (f"gl.store(pointers, gl.convert_layout(o, layout), mask={rows})",)
+        return (
+            f"there = {rows}",
+            "if problem.eighths is not None:  # heads of fewer columns than the kernel's",
+            "    there = there & (columns // 8 < problem.eighths)[None, :]",
+            "gl.store(pointers, gl.convert_layout(o, layout), mask=there)",
+        )
+
+    @property
     def work_tile_statements(self) -> tuple[str, ...]:
         """From `pid` and `query_blocks` to `head`, `block` and `exists`."""
         if self.scheduler == "grid":

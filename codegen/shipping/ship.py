@@ -121,7 +121,8 @@ def files(version: str) -> Iterator[tuple[Path, str]]:
         family = find_family(kernel.family)
         machine = load_machine(kernel.machine)
         variant = parse_variant(f"family={family.name},{kernel.variant}")
-        made = generate(kernel.workload, machine, family, variant, version, compiler=None)
+        narrower = "head_dim_min" in kernel.facts
+        made = generate(kernel.workload, machine, family, variant, version, compiler=None, narrower=narrower)
         yield Path("generated") / f"{kernel.module}.py", made.source
         dtypes = ["fp8"] if kernel.workload.dtype == "fp8" else ["bf16", "fp16"]
         index.append(

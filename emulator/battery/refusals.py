@@ -56,6 +56,10 @@ def _wrong_arguments(kernel: Kernel) -> dict[str, dict[str, Any]]:
         "a v whose columns are not neighbours": made("v", lambda x: np.repeat(x, 2, 3)[..., ::2]),
         "an out that does not start at 16 bytes": made("out", lambda x: x, _Elsewhere),
         "three query heads on two of k": _given(kernel, (3, 2)),
+        "heads of more columns than the kernel's": {
+            **right,
+            **{name: Array(np.pad(right[name].data, [(0, 0)] * 3 + [(0, 8)]), name) for name in ("q", "k", "v", "out")},
+        },
     }
     mask = kernel.header["workload"]["mask"]
     cases["a window that the kernel does not have"] = {

@@ -776,8 +776,7 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, dk_parts, dv_parts, s
     boxes = []
     for x, count in ((terms, TILE_M), (q, TILE_M), (dout, TILE_M), (k, TILE_N), (v, TILE_N), (sums, SUM_ROWS), (made_dk,
                      KEYS), (made_dv, KEYS)):  # fmt: skip
-        columns = HEAD_DIM.value if x.dtype == q.dtype else x.shape[3]
-        block = [1, 1, count.value, 64 if count is KEYS else columns]
+        block = [1, 1, count.value, 64 if count is KEYS else HEAD_DIM.value if x.dtype == q.dtype else x.shape[3]]
         layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(x.dtype)])
         boxes.append(TensorDescriptor.from_tensor(x, block, layout))
     for_rows = (out, dout, lse, dlse_or_any, terms, counters, *(n // 8 for x in (out, dout) for n in x.stride()[:3]))

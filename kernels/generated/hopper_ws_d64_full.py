@@ -174,15 +174,6 @@ def store_lse(problem, lse, batch, head, row):
 
 
 @gluon.jit
-def within(there, columns, eighths):
-    """Which columns of rows are there: of rows that are, all, or the first ``eighths`` times 8 of heads with fewer than the kernel's."""
-    found = there[:, None]
-    if eighths is not None:
-        found = found & (columns // 8 < eighths)[None, :]
-    return found
-
-
-@gluon.jit
 def store_rows(problem, o, factor, batch, head, row):
     """O times a number per row."""
     layout: gl.constexpr = store_layout(o.shape[1])
@@ -192,7 +183,10 @@ def store_rows(problem, o, factor, batch, head, row):
     columns = gl.arange(0, o.shape[1], layout=gl.SliceLayout(0, layout))
     pointers = problem.out + 8 * (start + rows.to(gl.int64) * own_copy(problem.stride_s))[:, None] + columns[None, :]
     o = scaled(o, factor).to(problem.out.dtype.element_ty)
-    gl.store(pointers, gl.convert_layout(o, layout), mask=within(rows < problem.seqlen_q, columns, problem.eighths))
+    there = (rows < problem.seqlen_q)[:, None]
+    if problem.eighths is not None:  # heads of fewer columns than the kernel's
+        there = there & (columns // 8 < problem.eighths)[None, :]
+    gl.store(pointers, gl.convert_layout(o, layout), mask=there)
 
 
 # -- softmax -----------------------------------------------------------------------------------------------------------

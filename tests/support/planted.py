@@ -117,7 +117,7 @@ PLANTED = (
     _p("heads of a group not cut", BC, A, "heads_here = gl.minimum(problem.heads_at_once, problem.heads - first_head)", "heads_here = problem.heads_at_once"),
     _p("second warpgroup reads the first one's Q", HL, A, "load(q, turn * WARPGROUPS + g, q_desc, batch, head, row + g * ROWS)", "load(q, turn * WARPGROUPS + g, q_desc, batch, head, row)"),
     _p("second row block of a tile stored over the first", BF, A, "batch, head, row + ROWS)\n        o_phase", "batch, head, row)\n        o_phase"),
-    _p("rows past the end stored", HF, A, "mask=(rows < problem.seqlen_q)[:, None]", "mask=(rows <= problem.seqlen_q)[:, None]"),
+    _p("rows past the end stored", HF, A, "there = (rows < problem.seqlen_q)[:, None]", "there = (rows <= problem.seqlen_q)[:, None]"),
     _p("last query block forgotten for one row", HC, A, "query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value)", "query_blocks, heads = (seqlen_q + TILE_M.value - 2) // TILE_M.value"),
     # -- numbers
     _p("coefficient off by 1e-4", BF, N, "0x3e6906a43e6906a4", "0x3e6920dc3e6920dc"),

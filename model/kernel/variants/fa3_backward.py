@@ -215,5 +215,5 @@ def chosen(workload: Workload, machine: Machine) -> Fa3BackwardVariant:
     The more heads abreast, the less programs of one wait for each other; the fewer, the more of Q and dO they share in L2.
     """
     wide = max(workload.head_dim_qk, workload.head_dim_v) > 64
-    most = 16 if wide else 32 if workload.mask == "none" else 64
+    most = 16 if wide else 64 if workload.mask == "causal" else 32
     return Fa3BackwardVariant(heads_abreast=most, **_WRITTEN[128 if wide else 64])

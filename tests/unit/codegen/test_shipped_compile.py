@@ -145,8 +145,10 @@ def check(outcome: Outcome, case: Case) -> None:
         # Six registers at the most, of head_dim 96 with a window.
         assert outcome.stack_bytes <= 24
     if case.module.startswith("hopper_bwd"):
-        # Six registers at the most; at head_dim 64, where K and V are held, Triton 3.9 spills in the loop.
-        assert outcome.stack_bytes <= (216 if "_d64_" in case.module and case.release == NEWEST else 24)
+        # Six registers at the most, twelve with a window; at head_dim 64, where K and V are held, Triton 3.9 spills in the loop.
+        window = case.module.endswith("_window")
+        most = (248 if window else 216) if "_d64_" in case.module and case.release == NEWEST else 48 if window else 24
+        assert outcome.stack_bytes <= most
     if case.module.startswith("triton_serve"):
         assert outcome.shared_bytes <= CONSUMER_SHARED or case.target != "sm_80"
         assert outcome.stack_bytes <= MOST_SPILLED_SERVING.get(case.module, 136)

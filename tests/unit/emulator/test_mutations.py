@@ -94,7 +94,7 @@ BUGS = {
         WrongResultError, 'gl.where((keys <= problem.seqlen_k)[None, :], s, float("-inf"))',
     ),
     "row stored past the tensor": Bug(
-        HOPPER, "mask=(rows < problem.seqlen_q)[:, None]", "mask=(rows <= problem.seqlen_q)[:, None]",
+        HOPPER, "there = (rows < problem.seqlen_q)[:, None]", "there = (rows <= problem.seqlen_q)[:, None]",
         (BoundsError, RaceError), "gl.store(pointers",
     ),
     "P read before its last quarter is stored": Bug(

@@ -25,7 +25,7 @@ BUGS = {
         "hopper_bwd_d64_full", "launches = plan(q, k, v,", "launches = plan(q, v, k,", "what the host makes tensor maps of",
     ),
     "an argument too many": (
-        "hopper_bwd_d64_full", "for n in x.stride()[:3]))", "for n in x.stride()[:4]))", "too many positional arguments; it comes from",
+        "hopper_bwd_d64_full", "for x in (out, dout) for n in x.stride()[:3]))", "for x in (out, dout) for n in x.stride()[:4]))", "too many positional arguments; it comes from",
     ),
     "weights that are too small": (
         "hopper_fp8_d64_full", "p = mufu_exp2(s * problem.scale_log2 - reference[:, None])\n    return",
