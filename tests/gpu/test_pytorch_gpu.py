@@ -72,7 +72,7 @@ def kernels(call):
 @DTYPES
 @pytest.mark.parametrize("order", ["bhsd", "bshd", "sbhd"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [32, 64, 80, 128, 256])
 def test_values_and_gradients(head_dim, causal, order, dtype) -> None:
     q, k, v = tensors(order, 2, 8, 2, 300, 300, head_dim, dtype)
     ours = run(q, k, v, is_causal=causal, enable_gqa=True)
@@ -112,11 +112,9 @@ def test_our_kernels_run_and_only_while_active() -> None:
     ("head_dim", "lengths", "options"),
     [
         (64, (256, 256), {"dropout_p": 0.2}),
-        (80, (256, 256), {}),
-        (32, (100, 100), {"is_causal": True}),
         (64, (100, 200), {"is_causal": True}),
     ],
-    ids=["dropout", "head_dim 80", "head_dim 32", "causal, unequal lengths"],
+    ids=["dropout", "causal, unequal lengths"],
 )
 def test_what_we_do_not_do_is_exactly_as_before(head_dim, lengths, options) -> None:
     q, k, v = tensors("bhsd", 2, 4, 4, *lengths, head_dim, torch.float16)
