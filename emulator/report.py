@@ -111,7 +111,7 @@ def run_emulate(
             "fewer heads or shorter sequences"
         )
     q, k, v = _inputs(work, seed)
-    scale, limits = work.head_dim_qk**-0.5, window or (-1, 0 if work.mask == "causal" else -1)
+    scale, limits = work.head_dim_qk**-0.5, window or work.limits
     title = f"{file}: {work.label()}, {mode}" + (f" (seed {seed})" if mode == "random" else "")
     try:
         done = emulate(file, q, k, v, scale=scale, window=limits, mode=mode, seed=seed, machine=machine, sms=sms)

@@ -14,15 +14,9 @@ from tilecast.model.compiled.program import TileCounts
 from tilecast.model.kernel.workload import Workload
 
 
-def _limits(work: Workload) -> tuple[int, int]:
-    if work.mask == "causal":
-        return -1, 0
-    return work.window if work.window is not None else (-1, -1)
-
-
 def key_blocks(work: Workload, row: int, rows: int, keys: int) -> tuple[int, int, int, int]:
     """(first, end, first whole, end whole) block that rows [row, row + rows) see; ends are exclusive."""
-    left, right = _limits(work)
+    left, right = work.limits
     offset = work.seqlen_k - work.seqlen_q
     end, whole_end = work.seqlen_k, work.seqlen_k // keys
     first = first_whole = 0

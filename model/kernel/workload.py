@@ -104,7 +104,8 @@ class Workload:
         """Query heads that share one key/value head."""
         return self.heads_q // self.heads_kv
 
-    def _limits(self) -> tuple[int, int]:
+    @property
+    def limits(self) -> tuple[int, int]:
         """(left, right) reach of the mask around the diagonal; -1 for none."""
         if self.mask == "causal":
             return -1, 0
@@ -112,7 +113,7 @@ class Workload:
 
     def key_range(self, row_low: int, row_high: int) -> tuple[int, int]:
         """Half-open range of keys that some row in [row_low, row_high) sees; empty ranges have low == high."""
-        left, right = self._limits()
+        left, right = self.limits
         offset = self.seqlen_k - self.seqlen_q
         low = 0 if left < 0 else row_low + offset - left
         high = self.seqlen_k if right < 0 else row_high - 1 + offset + right + 1
@@ -121,7 +122,7 @@ class Workload:
 
     def exact_pairs(self) -> int:
         """Unmasked (query, key) pairs of one head, in closed form."""
-        left, right = self._limits()
+        left, right = self.limits
         offset = self.seqlen_k - self.seqlen_q
         highs = (
             _clipped_sum(self.seqlen_q, offset + right + 1, self.seqlen_k)
@@ -157,7 +158,7 @@ class Workload:
 
     def reduced(self) -> Workload:
         """The same problem with the plainest mask that hides the same keys."""
-        left, right = self._limits()
+        left, right = self.limits
         # The first row sees the fewest keys to the right, the last row the fewest to the left.
         if right >= self.seqlen_q - 1:
             right = -1

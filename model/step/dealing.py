@@ -156,7 +156,7 @@ class Dealing:
 
 def limits(heads: Workload) -> tuple[int, int]:
     """(keys before the diagonal, keys after it) that a query sees."""
-    left, right = (-1, 0) if heads.mask == "causal" else heads.window or (-1, -1)
+    left, right = heads.limits
     return FAR if left < 0 else left, FAR if right < 0 else right
 
 

@@ -74,7 +74,7 @@ def seen_from_keys(workload: Workload) -> Workload:
     (0, -1)
     """
     w = workload
-    left, right = w.window if w.window is not None else (-1, 0 if w.mask == "causal" else -1)
+    left, right = w.limits
     hidden = w.mask != "none"
     return Workload(
         w.batch, w.heads_kv, w.heads_kv, w.seqlen_k, w.seqlen_q, w.head_dim_qk, w.head_dim_v,

@@ -43,5 +43,4 @@ def query_head_parts(
 def parts_of(workload: Workload, block: int, once: int, machine: Machine) -> int:
     """`query_head_parts` of a problem on a machine."""
     w, sms = workload, int(machine["chip.sm_count"])
-    left, right = w.window if w.window is not None else (-1, 0 if w.mask == "causal" else -1)
-    return query_head_parts(w.group_size, w.heads_kv, w.seqlen_q, w.seqlen_k, left, right, block, once, sms)
+    return query_head_parts(w.group_size, w.heads_kv, w.seqlen_q, w.seqlen_k, *w.limits, block, once, sms)

@@ -18,7 +18,7 @@ def relative_error(work: Workload, q: torch.Tensor, k: torch.Tensor, v: torch.Te
     rows[0], rows[1] = 0, work.seqlen_q - 1
     heads = torch.randint(0, work.heads_q, (_ROWS,), generator=generator)
     batch = torch.randint(0, work.batch, (_ROWS,), generator=generator)
-    left, right = work.window or (-1, 0 if work.mask == "causal" else -1)
+    left, right = work.limits
     wrong = size = 0.0
     for b, h, i in zip(batch.tolist(), heads.tolist(), rows.tolist(), strict=True):
         keys, values = k[b, h // work.group_size].double(), v[b, h // work.group_size].double()

@@ -102,7 +102,7 @@ _DIGITS = {"cycles", "cycles_low", "cycles_high", "ms", "ms_low", "ms_high", "ef
 
 def shape_fields(workload: Workload) -> dict[str, object]:
     """The columns that say what was computed."""
-    left, right = workload.window or (-1, 0 if workload.mask == "causal" else -1)
+    left, right = workload.limits
     return {
         "dtype": workload.dtype, "batch": workload.batch, "heads_q": workload.heads_q, "heads_kv": workload.heads_kv,
         "seqlen_q": workload.seqlen_q, "seqlen_k": workload.seqlen_k, "head_dim_qk": workload.head_dim_qk,

@@ -170,7 +170,7 @@ def _flex() -> tuple[str, Any]:
 
     def call(work: Workload, tensors: Tensors) -> Callable[[], torch.Tensor]:
         q, k, v = tensors
-        left, right = work.window or (-1, 0 if work.mask == "causal" else -1)
+        left, right = work.limits
         offset = work.seqlen_k - work.seqlen_q
 
         def visible(b: Any, h: Any, i: Any, j: Any) -> Any:
