@@ -227,8 +227,8 @@ def compile_kernel(
     ``shape`` has the fields of a workload: Triton specialises on arguments that are 1 or multiples of 16.  Raises CompileError for unknown targets, files that are no kernels, and compilations that fail.
     """
     found = compile_kernels(path, target, dtype, with_lse, shape)
-    # Before e4m3 attention a kernel brings V into the matrix unit's order, and behind products of parts of k one adds these up.
-    found = tuple(kernel for kernel in found if kernel.name not in ("prepare", "merge"))
+    # Before e4m3 attention a kernel brings V into the matrix unit's order, and behind products of parts of k, or of keys, one adds these up.
+    found = tuple(kernel for kernel in found if kernel.name not in ("prepare", "merge", "attention_join"))
     if len(found) != 1:
         names = ", ".join(kernel.name for kernel in found)
         raise CompileError(f"{path}: expected launch to start one kernel, it started {len(found)}: {names}")

@@ -19,6 +19,7 @@ from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.fa3 import WIDE
 from tilecast.model.kernel.variants.hopper.prefill import (
     CHAIN,
+    MOST_MERGED,
     MOST_NUMBERS,
     MOST_PARTS,
     MOST_PLACES,
@@ -33,6 +34,8 @@ TEMPLATE = "hopper_prefill.py.j2"
 TARGETS = ("sm_90a",)
 _SIZES = ("heads_kv", "group", "inverse", "seqlen_q", "seqlen_k", "left", "right", "rows_min", "rows_max")
 _NUMBERS = (*STRIDES, "stride_table", *FACTOR_STRIDES, "count", *_SIZES)
+#: What the launch that merges parts reads and writes.
+_JOIN_POINTERS = ("out", "lse", "sinks", "cu_q", "cu_k", "used_k", "v_scales", "partials")
 #: (registers of a thread of a consumer, of the load warp, at launch) by consumers: the load warp finds its work as well.
 _REGISTERS = {1: (240, 104, 240), 2: (216, 80, 168), 3: (152, 56, 128)}
 
@@ -40,7 +43,7 @@ _REGISTERS = {1: (240, 104, 240), 2: (216, 80, 168), 3: (152, 56, 128)}
 _WIDE = (224, 64, 168)
 
 _PARTED_PLACES = (
-    "how, places = _dealing(batch, heads_kv, group, seqlen_q, seqlen_k, sms, None if cu_q is None else q.shape[0], max(rows[0], 1), window[0])",
+    "how, places, most_tiles, most = _dealing(batch, heads_kv, group, seqlen_q, seqlen_k, sms, None if cu_q is None else q.shape[0], max(rows[0], 1), window[0])",
     "need, room = _room(how, places), [x.shape[0] for x in work]",
     "if room[0] < need[0] or room[1] < need[1]:",
     '    raise ValueError(f"work: expected room for {need} numbers, as scratch says, got {room}")',
@@ -160,8 +163,59 @@ class HopperPrefillKernel(HopperKernel):
             "CAPPED: gl.constexpr",
             "BESIDE: gl.constexpr",
             "PARTS: gl.constexpr",
+            "JOINS: gl.constexpr",
         ]
         return in_lines(", ".join(names), "def attention(", "):")
+
+    @property
+    def most_merged(self) -> int:
+        """Parts of a tile that its last program merges itself."""
+        return MOST_MERGED
+
+    @property
+    def joined_apart(self) -> int:
+        """Columns of O that a program merges in a launch of its own."""
+        return 32
+
+    @property
+    def joined_ahead(self) -> int:
+        """Parts that are on their way to it."""
+        return 8
+
+    @property
+    def join_unspecialized(self) -> str:
+        """Numbers that the code of the launch that merges must not depend on."""
+        return "[" + ", ".join(f'"{name}"' for name in self._join_sizes) + "]"
+
+    @property
+    def _join_sizes(self) -> tuple[str, ...]:
+        """Numbers of that launch: those of outputs and lengths."""
+        apart = ("stride_q", "stride_table", "stride_k")
+        return (*(name for name in _NUMBERS if not name.startswith(apart)), *EIGHTHS[1:] * self.narrower)
+
+    @property
+    def join_signature(self) -> str:
+        """The head of the kernel that merges."""
+        return in_lines(", ".join((*_JOIN_POINTERS, *self._join_sizes)), "def attention_join(", "):")
+
+    def joined_fields(self, fields: str) -> str:
+        """Of the fields of a named tuple, those that the kernel that merges has; it asks for no other."""
+        known = {name: name for name in (*_JOIN_POINTERS, *self._join_sizes)} | {"eighths": EIGHTHS[1]}
+        return ", ".join(known.get(name, "None") for name in fields.split())
+
+    @property
+    def join_arguments(self) -> str:
+        """What a plan gives it."""
+        values = {
+            "stride_ob": "*(n // 8 for n in out_strides)", "stride_os": "", "stride_oh": "",
+            "stride_lb": "*lse_strides", "stride_ls": "", "stride_lh": "",
+            "stride_vb": "*((0, 0) if v_scales is None else v_scales.stride())", "stride_vg": "",
+            "partials": "work[0]", "count": "batch", "inverse": "(1 << 20) // group + 1", "seqlen_k": "min(seqlen_k, FAR.value)",
+            "rows_min": "max(rows[0], 1)", "rows_max": "min(rows[1], FAR.value)",
+            "eighths_v": f"None if v.shape[-1] == {self.head_dim_v} else v.shape[-1] // 8",
+        }  # fmt: skip
+        names = (*_JOIN_POINTERS, *self._join_sizes)
+        return ", ".join(text for name in names if (text := values.get(name, name)))
 
     @property
     def zeros(self) -> str:
@@ -202,7 +256,8 @@ class HopperPrefillKernel(HopperKernel):
     def consumer_roles(self) -> tuple[str, ...]:
         """Partitions of the consumers."""
         return tuple(
-            f"(consumer_role, ({g}, q, k, v, items, batch, rows, CAPPED, PARTS))," for g in range(self.warpgroups)
+            f"(consumer_role, ({g}, q, k, v, items, batch, rows, CAPPED, PARTS, JOINS)),"
+            for g in range(self.warpgroups)
         )
 
 

@@ -234,6 +234,9 @@ class HopperRunsKernel(HopperServingKernel):
     #: Whether runs become shorter towards the end of a launch whose rounds are not nearly full; else it has none.
     shrinks: bool
 
+    #: Rounds of programs up to which each split has one of its own.
+    direct_rounds: int
+
     tile_m: ClassVar[int] = ROWS_E4M3
     runs: ClassVar[bool] = True
     worker_warps: ClassVar[tuple[int, ...]] = (1,)
@@ -310,6 +313,7 @@ def context_runs(variant: HopperRunsVariant, workload: Workload) -> HopperRunsKe
         fold=variant.fold,
         dealt_stages=variant.dealt_stages,
         shrinks=variant.shrinks,
+        direct_rounds=variant.direct_rounds,
     )
 
 

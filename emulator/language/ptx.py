@@ -186,6 +186,10 @@ def _operands(text: str) -> list[tuple[str, ...]]:
     return [tuple(part.strip() for part in group.strip("{}").split(",")) for group in groups]
 
 
+#: What does nothing here: names of registers, and orders between launches, which run one after the other.
+_IDLE = (".reg", "griddepcontrol.")
+
+
 def _statement(text: str) -> Statement:
     op, _, rest = text.partition(" ")
     groups = _operands(rest)
@@ -222,7 +226,7 @@ def parsed(text: str) -> tuple[Statement, ...]:
     flat = re.sub(r"(^|;|\n)\s*\{(?=\s*\.reg)", r"\1", body)
     flat = re.sub(r";\s*\}", ";", flat)
     pieces = (" ".join(piece.split()) for piece in flat.split(";"))
-    return tuple(_statement(piece) for piece in pieces if piece and piece != "}" and not piece.startswith(".reg"))
+    return tuple(_statement(piece) for piece in pieces if piece and piece != "}" and not piece.startswith(_IDLE))
 
 
 @lru_cache(maxsize=512)

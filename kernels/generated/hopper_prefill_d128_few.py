@@ -12,7 +12,7 @@ torch alone.
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_prefill", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "serve",
-    "variant": "family=prefill-hopper,warpgroups=1,tile_n=64,kv_stages=4,planned=128,part_keys=1024",
+    "variant": "family=prefill-hopper,warpgroups=1,tile_n=64,kv_stages=4,planned=128,part_keys=768",
     "workload": {"batch": 2, "heads_q": 64, "heads_kv": 16, "seqlen_q": 8, "seqlen_k": 8192, "head_dim_qk": 128, "head_dim_v": 128, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -47,11 +47,13 @@ QK_PIECES, V_PIECES = gl.constexpr(2), gl.constexpr(2)
 Q_ROWS = gl.constexpr(16)  # rows of Q that are copied at a time
 PLANNED = gl.constexpr(128)  # sequences that a program looks at together to find its work
 SMS = gl.constexpr(132)  # what the parts of a sequence alone are to fill
-PART_KEYS, MOST_PARTS = gl.constexpr(1024), gl.constexpr(32)  # fewest keys of a part, parts of a sequence
+PART_KEYS, MOST_PARTS = gl.constexpr(768), gl.constexpr(32)  # fewest keys of a part, parts of a sequence
 JOINED = gl.constexpr(128)  # columns that are merged at a time
+JOINED_APART, AHEAD = gl.constexpr(32), gl.constexpr(8)  # the same in a launch of its own, and parts on their way there
 UNIT = gl.constexpr(
     ROWS.value * (HEAD_DIM_V.value + 2)
 )  # numbers that a warpgroup leaves of a part: O, references and sums of rows
+MOST_MERGED = 4  # parts of a tile that its last program merges; of more, a launch of its own
 MOST_NUMBERS = 33554432  # of a launch
 # Where a program takes in the parts of a tile one after the other, those of tiles of more than CHAIN times its share of all blocks are dealt
 # out, while there are PLACES for what they leave; CHAINED of a program, for what its tile has so far.
@@ -65,6 +67,7 @@ LOG2E = gl.constexpr(1.4426950408889634)
 KINDS = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
 # Level 2 of the register allocation, which Triton 3.9 asks for, spills.
 OPTIONS = {"num_warps": 4, "maxnreg": 240, "enable_fp_fusion": True, "ptx_options": "--regAllocOptLevel=4"}
+JOIN_OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
 #: Programs that an SM holds at once: as many as are launched where there is work for more.
 PROGRAMS = 1
 #: Whether a launch may let the one for other rows that comes after begin before it ends.
@@ -272,12 +275,13 @@ def lengths(batch, b, there):
 @gluon.jit
 def parts_of(batch, q_len, k_len):
     """(parts, first block, blocks of a part) of the keys of a sequence: parts that fill the SMs once, or twice where that leaves
-    fewer of them idle, from the sequence's own lengths and heads alone."""
+    fewer of them idle and keys are enough, from the sequence's own lengths and heads alone."""
     first = gl.maximum(k_len - q_len - batch.left, 0) // TILE_N
     blocks = gl.maximum((k_len + (TILE_N - 1)) // TILE_N - first, 1)
     tiles = gl.maximum((q_len * batch.group + (TILE_M - 1)) // TILE_M, 1) * batch.heads_kv
     once, twice = SMS // tiles, 2 * SMS // tiles
-    parts = gl.minimum(gl.minimum(gl.where(twice > 2 * once, twice, once), MOST_PARTS), blocks * TILE_N // PART_KEYS)
+    most = gl.minimum(blocks * TILE_N // PART_KEYS, MOST_PARTS)
+    parts = gl.minimum(gl.where((twice > 2 * once) & (twice <= most), twice, once), most)
     each = (blocks + gl.maximum(parts, 1) - 1) // gl.maximum(parts, 1)
     return (blocks + each - 1) // each, first, each
 
@@ -336,6 +340,16 @@ def ends_of_some(batch, first, done, place, most, PLANNED: gl.constexpr):
 
 
 @gluon.jit
+def tile_of(batch, b, head_kv, q_len, k_len, row):
+    """The tile of a sequence and key head that begins with a row."""
+    query, start = row // batch.group, 0
+    if batch.cu_q is not None:
+        start = gl.load(batch.cu_q + b)
+    head = row - query * batch.group
+    return Item(b, head_kv, q_len * batch.group - row, start + query, query + k_len - q_len, head, k_len)
+
+
+@gluon.jit
 def item_of(batch, first, ends, dealt, done, number, PARTS: gl.constexpr):
     """(item, part of its keys) of a number: heads of a token are neighbours in memory and in the order, and late rows, which see most,
     come first.  dealt: with parts of some sequences dealt out, how many of each, and places after its last."""
@@ -358,12 +372,7 @@ def item_of(batch, first, ends, dealt, done, number, PARTS: gl.constexpr):
         if PARTS == 3:
             which = gl.where(parts > 1, which, -1)
         part = Part(origin, each, which, place)
-    row = (tiles - 1 - index) * TILE_M
-    query, start = row // batch.group, 0
-    if batch.cu_q is not None:
-        start = gl.load(batch.cu_q + b)
-    head = row - query * batch.group
-    return Item(b, head_kv, q_len * batch.group - row, start + query, query + k_len - q_len, head, k_len), part
+    return tile_of(batch, b, head_kv, q_len, k_len, (tiles - 1 - index) * TILE_M), part
 
 
 @gluon.jit
@@ -840,8 +849,8 @@ def store_lse(rows, lse, item, later, head, there):
 
 
 @gluon.jit
-def store_rows(rows, batch, pieces, factor, item, row, COLUMN: gl.constexpr):
-    """O times a number per row, columns from ``COLUMN`` on."""
+def store_rows(rows, batch, pieces, factor, item, row, column):
+    """O times a number per row, columns from ``column`` on."""
     width: gl.constexpr = pieces[0].shape[1]
     layout: gl.constexpr = store_layout(width)
     each = own_copy(row) + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
@@ -853,8 +862,8 @@ def store_rows(rows, batch, pieces, factor, item, row, COLUMN: gl.constexpr):
     there = each < item.rows
     for i in gl.static_range(len(pieces)):
         o = scaled(pieces[i], factor).to(rows.out.dtype.element_ty)
-        found = within(there, COLUMN + i * width + columns, rows.eighths)
-        gl.store(at + (COLUMN + i * width), gl.convert_layout(o, layout), mask=found)
+        found = within(there, column + i * width + columns, rows.eighths)
+        gl.store(at + (column + i * width), gl.convert_layout(o, layout), mask=found)
 
 
 @gluon.jit
@@ -907,8 +916,8 @@ def sum_of(statistics):
 
 
 @gluon.jit
-def finish(g: gl.constexpr, reference, row_sum, item, row, problem, batch, rows):
-    """Write the log-sum-exp of ROWS rows; what their O is to be multiplied by."""
+def finish(g, reference, row_sum, item, row, problem, batch, rows, writes):
+    """What O of ROWS rows is to be multiplied by; who ``writes`` it writes their log-sum-exp."""
     each = own_copy(g * ROWS) + gl.arange(0, ROWS, layout=SCORE_ROWS)
     later, head = queries_and_heads(batch, item, each)
     there = each < item.rows
@@ -916,7 +925,7 @@ def finish(g: gl.constexpr, reference, row_sum, item, row, problem, batch, rows)
     if rows.v_scales is not None:
         inverse *= gl.load(rows.v_scales + item.b * rows.stride_vb + item.head_kv * rows.stride_vg)
     if rows.lse is not None:
-        store_lse(rows, lse, item, later, head, there)
+        store_lse(rows, lse, item, later, head, there & writes)
     return inverse
 
 
@@ -930,7 +939,7 @@ def scale_of(item, rows):
 
 
 @gluon.jit
-def seen_by(g: gl.constexpr, item, batch):
+def seen_by(g, item, batch):
     """(positions of a warpgroup's rows, first and end of the key blocks of the tile, of the warpgroup) of an item."""
     low, high = edges(batch, item, 0, TILE_M)
     cta_first, cta_end = key_blocks(batch, item, low, high)
@@ -963,7 +972,7 @@ def attend_item(g: gl.constexpr, item, turn, n, q, k, v, items, batch, rows, CAP
         g, items, turn, n, q, k, v, q_number, row, problem, item.k_len, first, end, last, True, True
     )
     # Results of the rows while the last P V runs.
-    inverse = finish(g, statistics.reference, sum_of(statistics), item, row, problem, batch, rows)
+    inverse = finish(g, statistics.reference, sum_of(statistics), item, row, problem, batch, rows, True)
     o = finished(o)
     release(v, n)
     n = pass_blocks(n + 1, first - cta_first, k, v)
@@ -1000,20 +1009,28 @@ def parked(columns):
 
 
 @gluon.jit
-def park(o, at):
-    """Columns of O to memory."""
-    count: gl.constexpr = ROWS * o.shape[1]
-    layout: gl.constexpr = parked(o.shape[1])
-    o = gl.permute(gl.reshape(o, [4, 2, 8, count // 512, 4, 2]), [3, 0, 2, 4, 1, 5])
-    gl.store(at + gl.arange(0, count, layout=layout), gl.convert_layout(gl.reshape(o, [count]), layout))
+def used(numbers, rows):
+    """Which numbers are of warps that have any of the first ``rows`` rows: a warp has 16."""
+    return numbers // 128 % 4 * 16 < rows
 
 
 @gluon.jit
-def unpark(at, COLUMNS: gl.constexpr):
+def park(o, at, rows):
+    """Columns of O, of the first ``rows`` rows at least, to memory."""
+    count: gl.constexpr = ROWS * o.shape[1]
+    layout: gl.constexpr = parked(o.shape[1])
+    o = gl.permute(gl.reshape(o, [4, 2, 8, count // 512, 4, 2]), [3, 0, 2, 4, 1, 5])
+    numbers = gl.arange(0, count, layout=layout)
+    gl.store(at + numbers, gl.convert_layout(gl.reshape(o, [count]), layout), mask=used(numbers, rows))
+
+
+@gluon.jit
+def unpark(at, rows, COLUMNS: gl.constexpr):
     """Columns of O back from memory."""
     # .cg: other programs may have written these, and the L1 cache knows nothing of it.
     count: gl.constexpr = ROWS * COLUMNS
-    o = gl.load(at + gl.arange(0, count, layout=parked(COLUMNS)), cache_modifier=".cg")
+    numbers = gl.arange(0, count, layout=parked(COLUMNS))
+    o = gl.load(at + numbers, mask=used(numbers, rows), other=0.0, cache_modifier=".cg")
     o = gl.permute(gl.reshape(o, [count // 512, 4, 8, 4, 2, 2]), [1, 4, 2, 0, 3, 5])
     return gl.convert_layout(gl.reshape(o, [ROWS, COLUMNS]), accumulator(COLUMNS))
 
@@ -1033,10 +1050,10 @@ def keep_sums(at, reference, row_sum):
 
 
 @gluon.jit
-def keep(at, reference, row_sum, o):
-    """Leave the state of ROWS rows."""
+def keep(at, reference, row_sum, o, rows):
+    """Leave the state of ROWS rows, of which ``rows`` are there."""
     for i in gl.static_range(len(o)):
-        park(o[i], at + i * (ROWS * o[0].shape[1]))
+        park(o[i], at + i * (ROWS * o[0].shape[1]), rows)
     keep_sums(at, reference, row_sum)
 
 
@@ -1065,23 +1082,45 @@ def arrived_last(counter, count):
 
 
 @gluon.jit
-def merge(g: gl.constexpr, part, lowest, highest, item, row, problem, batch, rows):
-    """Merge what a warpgroup of several programs has left of the parts of a tile, and write it."""
+def with_part(reference, row_sum, o, part_reference, part_sum, taken):
+    """The state of rows from theirs and that of one part more."""
+    reference, before, after = weights(reference, part_reference)
+    return reference, blend(row_sum, before, part_sum, after), blend(o, per_row(before, o), taken, per_row(after, o))
+
+
+@gluon.jit
+def merged(g, part, lowest, highest, column, item, batch, rows, COLUMNS: gl.constexpr, AHEAD: gl.constexpr):
+    """(references, sums, O of COLUMNS columns from ``column`` on) of a warpgroup's rows of a tile from those of its parts, AHEAD of which
+    are on their way at a time."""
     first = kept(rows, part.slot + highest * batch.heads_kv, g)
     step = batch.heads_kv.to(gl.int64) * (0 - WARPGROUPS * UNIT)
-    for columns in gl.static_range(0, HEAD_DIM_V, JOINED):
-        at = first
-        reference, row_sum = kept_sums(at)
-        o = unpark(at + columns * ROWS, JOINED)
-        for _ in range(highest - lowest):
-            at += step
+    reference, row_sum = kept_sums(first)
+    there, count = item.rows - g * ROWS, highest - lowest
+    o = unpark(first + column * ROWS, there, COLUMNS)
+    for done in range(0, count, AHEAD):
+        taken = ()
+        for i in gl.static_range(AHEAD):
+            at = first + step * gl.minimum(done + (1 + i), count)
             part_reference, part_sum = kept_sums(at)
-            taken = unpark(at + columns * ROWS, JOINED)
-            reference, before, after = weights(reference, part_reference)
-            row_sum = blend(row_sum, before, part_sum, after)
-            o = blend(o, per_row(before, o), taken, per_row(after, o))
-        inverse = finish(g, reference, row_sum, item, row, problem, batch, rows)
-        store_rows(rows, batch, (o,), inverse, item, g * ROWS, columns)
+            taken = taken + (part_reference, part_sum, unpark(at + column * ROWS, there, COLUMNS))
+        for i in gl.static_range(AHEAD):
+            if i == 0:
+                reference, row_sum, o = with_part(reference, row_sum, o, taken[0], taken[1], taken[2])
+            else:
+                if done + i < count:
+                    reference, row_sum, o = with_part(
+                        reference, row_sum, o, taken[3 * i], taken[3 * i + 1], taken[3 * i + 2]
+                    )
+    return reference, row_sum, o
+
+
+@gluon.jit
+def merge(g: gl.constexpr, part, lowest, highest, item, row, problem, batch, rows):
+    """Merge what a warpgroup of several programs has left of the parts of a tile, and write it."""
+    for column in gl.static_range(0, HEAD_DIM_V, JOINED):
+        reference, row_sum, o = merged(g, part, lowest, highest, column, item, batch, rows, JOINED, 1)
+        inverse = finish(g, reference, row_sum, item, row, problem, batch, rows, True)
+        store_rows(rows, batch, (o,), inverse, item, g * ROWS, column)
 
 
 @gluon.jit
@@ -1136,8 +1175,21 @@ def attend_part(
 
 
 @gluon.jit
-def leave(g: gl.constexpr, turn, reference, row_sum, o, items, batch, rows, CAPPED: gl.constexpr, PARTS: gl.constexpr):
-    """What a warpgroup has of a tile: one part of several, which the last to have done its rows of one merges, or all."""
+def leave(
+    g: gl.constexpr,
+    turn,
+    reference,
+    row_sum,
+    o,
+    items,
+    batch,
+    rows,
+    CAPPED: gl.constexpr,
+    PARTS: gl.constexpr,
+    JOINS: gl.constexpr,
+):
+    """What a warpgroup has of a tile: all, or one part of several, which the launch that follows merges where it JOINS them, otherwise the
+    last to have done its rows of one."""
     item, part = recalled(items, turn, 2)
     scale = scale_of(item, rows)
     problem = Problem(
@@ -1155,22 +1207,23 @@ def leave(g: gl.constexpr, turn, reference, row_sum, o, items, batch, rows, CAPP
         lowest, highest = parts_there(part, cta_first, cta_end)
         if (highest > lowest) & (part.number >= 0):
             alone = False
-            keep(kept(rows, part.slot + part.number * batch.heads_kv, g), reference, row_sum, o)
-            if arrived_last(rows.arrived + (2 + part.slot * WARPGROUPS + g), highest - lowest + 1):
-                merge(g, part, lowest, highest, item, row, problem, batch, rows)
+            keep(kept(rows, part.slot + part.number * batch.heads_kv, g), reference, row_sum, o, item.rows - g * ROWS)
+            if not JOINS:
+                if arrived_last(rows.arrived + (2 + part.slot * WARPGROUPS + g), highest - lowest + 1):
+                    merge(g, part, lowest, highest, item, row, problem, batch, rows)
     if alone:
-        inverse = finish(g, reference, row_sum, item, row, problem, batch, rows)
+        inverse = finish(g, reference, row_sum, item, row, problem, batch, rows, True)
         store_rows(rows, batch, o, inverse, item, g * ROWS, 0)
 
 
 @gluon.jit
-def attend_dealt(g: gl.constexpr, turn, n, q, k, v, items, batch, rows, CAPPED: gl.constexpr):
-    """The part of a tile that is this item; the warpgroup that is the last to have done its rows of one merges them all."""
+def attend_dealt(g: gl.constexpr, turn, n, q, k, v, items, batch, rows, CAPPED: gl.constexpr, JOINS: gl.constexpr):
+    """The part of a tile that is this item."""
     _, part = recalled(items, turn, 2)
     wait(q, turn * WARPGROUPS + g)
     fence_async_shared()  # the load warp's copies are not the copy engine's
     n, reference, row_sum, o = attend_part(g, turn, n, part.number, True, True, q, k, v, items, batch, rows, CAPPED, 2)
-    leave(g, turn, reference, row_sum, o, items, batch, rows, CAPPED, 2)
+    leave(g, turn, reference, row_sum, o, items, batch, rows, CAPPED, 2, JOINS)
     return n
 
 
@@ -1202,12 +1255,14 @@ def attend_chained(g: gl.constexpr, turn, n, q, k, v, items, batch, rows, CAPPED
                 made = made + (blend(total[i], per_row(before, o[i]), o[i], per_row(after, o[i])),)
             o = made
         total_reference, total_sum, total = reference, row_sum, o
-    leave(g, turn, total_reference, total_sum, total, items, batch, rows, CAPPED, PARTS)
+    leave(g, turn, total_reference, total_sum, total, items, batch, rows, CAPPED, PARTS, False)
     return n
 
 
 @gluon.jit
-def consumer_role(g: gl.constexpr, q, k, v, items, batch, rows, CAPPED: gl.constexpr, PARTS: gl.constexpr):
+def consumer_role(
+    g: gl.constexpr, q, k, v, items, batch, rows, CAPPED: gl.constexpr, PARTS: gl.constexpr, JOINS: gl.constexpr
+):
     """Every tile that the load warp takes."""
     n, turn = 0, 0
     item, part = told(items, turn, PARTS)
@@ -1215,7 +1270,7 @@ def consumer_role(g: gl.constexpr, q, k, v, items, batch, rows, CAPPED: gl.const
         if PARTS == 0:
             n = attend_item(g, item, turn, n, q, k, v, items, batch, rows, CAPPED)
         elif PARTS == 2:
-            n = attend_dealt(g, turn, n, q, k, v, items, batch, rows, CAPPED)
+            n = attend_dealt(g, turn, n, q, k, v, items, batch, rows, CAPPED, JOINS)
         else:
             n = attend_chained(g, turn, n, q, k, v, items, batch, rows, CAPPED, PARTS)
         turn += 1
@@ -1253,14 +1308,15 @@ def consumer_role(g: gl.constexpr, q, k, v, items, batch, rows, CAPPED: gl.const
         "eighths_v",
     ]
 )
-def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table, slots, k_scales, v_scales, partials,
-              arrived, stride_qb, stride_qs, stride_qh, stride_ob, stride_os, stride_oh, stride_lb, stride_ls,
-              stride_lh, stride_table, stride_kb, stride_kg, stride_vb, stride_vg, count, heads_kv, group, inverse,
-              seqlen_q, seqlen_k, left, right, rows_min, rows_max, eighths_qk, eighths_v, scale_log2, cap_log2, PAGE:
-              gl.constexpr, CAPPED: gl.constexpr, BESIDE: gl.constexpr, PARTS: gl.constexpr):  # fmt: skip
+def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table, slots, k_scales,
+              v_scales, partials, arrived, stride_qb, stride_qs, stride_qh, stride_ob, stride_os,
+              stride_oh, stride_lb, stride_ls, stride_lh, stride_table, stride_kb, stride_kg, stride_vb,
+              stride_vg, count, heads_kv, group, inverse, seqlen_q, seqlen_k, left, right, rows_min,
+              rows_max, eighths_qk, eighths_v, scale_log2, cap_log2, PAGE: gl.constexpr, CAPPED:
+              gl.constexpr, BESIDE: gl.constexpr, PARTS: gl.constexpr, JOINS: gl.constexpr):  # fmt: skip
     """Allocate, set up the barriers, and start the roles."""
     if BESIDE % 2 == 1:
-        # The launch after this one, for other rows, may begin where there is room.
+        # The launch after this one, for other rows or to merge parts, may begin where there is room.
         gl.inline_asm_elementwise(
             "griddepcontrol.launch_dependents; mov.b32 $0, $1;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
         )
@@ -1314,55 +1370,149 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
     items = Items(facts, barriers(Q_STAGES, 1), barriers(2 * Q_STAGES, 1))
     fence_async_shared()
     gl.warp_specialize([
-        (consumer_role, (0, q, k, v, items, batch, rows, CAPPED, PARTS)),
+        (consumer_role, (0, q, k, v, items, batch, rows, CAPPED, PARTS, JOINS)),
         (load_role, (k_desc, v_desc, q, k, v, items, queries, batch, arrived, PAGE, BESIDE, PARTS)),
     ], [1], [104])  # fmt: skip
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "stride_ob",
+        "stride_os",
+        "stride_oh",
+        "stride_lb",
+        "stride_ls",
+        "stride_lh",
+        "stride_vb",
+        "stride_vg",
+        "count",
+        "heads_kv",
+        "group",
+        "inverse",
+        "seqlen_q",
+        "seqlen_k",
+        "left",
+        "right",
+        "rows_min",
+        "rows_max",
+        "eighths_v",
+    ]
+)
+def attention_join(out, lse, sinks, cu_q, cu_k, used_k, v_scales, partials, stride_ob, stride_os, stride_oh, stride_lb,
+                   stride_ls, stride_lh, stride_vb, stride_vg, count, heads_kv, group, inverse, seqlen_q, seqlen_k,
+                   left, right, rows_min, rows_max, eighths_v):  # fmt: skip
+    """Merge the parts of tiles that the launch before has left: a program has JOINED_APART columns of a warpgroup's rows of a tile."""
+    batch = Batch(
+        cu_q,
+        cu_k,
+        used_k,
+        None,
+        None,
+        None,
+        count,
+        heads_kv,
+        group,
+        inverse,
+        seqlen_q,
+        seqlen_k,
+        left,
+        right,
+        rows_min,
+        rows_max,
+    )
+    rows = Rows(
+        out,
+        lse,
+        sinks,
+        None,
+        v_scales,
+        partials,
+        None,
+        stride_ob,
+        stride_os,
+        stride_oh,
+        stride_lb,
+        stride_ls,
+        stride_lh,
+        None,
+        None,
+        stride_vb,
+        stride_vg,
+        None,
+        None,
+        eighths_v,
+    )
+    number = gl.program_id(0)
+    g, column = gl.program_id(1) % WARPGROUPS, gl.program_id(1) // WARPGROUPS * JOINED_APART
+    # The sequence of the tile, its number among those of the sequence, and where the sequence's first one was kept.
+    b, index, place, done, kept_so_far = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0), 0, 0
+    for first in range(0, count, PLANNED):
+        ends, places = ends_of(batch, first, done, PLANNED, 4, 1), ends_of(batch, first, kept_so_far, PLANNED, 4, 2)
+        before, total = ends <= number, gl.max(ends, 0)
+        here = (number >= done) & (number < total)
+        b = gl.where(here, first + gl.sum(before.to(gl.int32), 0), b)
+        index = gl.where(here, number - gl.max(gl.where(before, ends, done), 0), index)
+        place = gl.where(here, gl.max(gl.where(before, places, kept_so_far), 0), place)
+        done, kept_so_far = total, gl.max(places, 0)
+    q_len, k_len = lengths(batch, b, b >= 0)
+    tiles, _, _ = shares(batch, q_len, k_len, 1)
+    parts, origin, each = parts_of(batch, q_len, k_len)
+    head_kv, index = index % heads_kv, index // heads_kv
+    item = tile_of(batch, b, head_kv, q_len, k_len, (tiles - 1 - index) * TILE_M)
+    part = Part(origin, each, 0, place + index * parts * heads_kv + head_kv)
+    row, cta_first, cta_end, _, _ = seen_by(g, item, batch)
+    lowest, highest = parts_there(part, cta_first, cta_end)
+    # Nothing so far is of the launch before.
+    gl.inline_asm_elementwise(
+        "griddepcontrol.wait; mov.b32 $0, $1;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
+    )
+    if (number < done) & (highest > lowest):
+        problem = Problem(out, item.k_len, batch.left, batch.right, 1.0, 1.0, None)
+        reference, row_sum, o = merged(g, part, lowest, highest, column, item, batch, rows, JOINED_APART, AHEAD)
+        factor = finish(g, reference, row_sum, item, row, problem, batch, rows, column == 0)
+        store_rows(rows, batch, (o,), factor, item, g * ROWS, column)
 
 
 def parts(seqlen_q, seqlen_k, group, heads_kv, left=-1):
     """Parts of the keys of a sequence, from its own lengths and heads alone, as programs find them; left: of the window, -1 for none."""
     first = max(seqlen_k - seqlen_q - left, 0) // TILE_N.value if left >= 0 else 0
     blocks = max(-(-seqlen_k // TILE_N.value) - first, 1)
-    each = -(
-        -blocks
-        // min(
-            _wanted(-(-seqlen_q * group // TILE_M.value) * heads_kv), max(blocks * TILE_N.value // PART_KEYS.value, 1)
-        )
-    )
+    each = -(-blocks // _wanted(-(-seqlen_q * group // TILE_M.value) * heads_kv, blocks * TILE_N.value))
     return -(-blocks // each)
 
 
-def _wanted(tiles):
-    """Parts that a sequence of so many tiles wants: those that fill the SMs once, or twice where that leaves fewer of them idle."""
-    once, twice = SMS.value // tiles, 2 * SMS.value // tiles
-    return max(1, min(twice if twice > 2 * once else once, MOST_PARTS.value))
+def _wanted(tiles, keys):
+    """Parts of so many keys that a sequence of so many tiles wants: those that fill the SMs once, or twice where that leaves fewer of them
+    idle and keys are enough."""
+    once, twice, most = SMS.value // tiles, 2 * SMS.value // tiles, min(keys // PART_KEYS.value, MOST_PARTS.value)
+    return max(1, min(twice if 2 * once < twice <= most else once, most))
 
 
 def _dealing(batch, heads_kv, group, seqlen_q, seqlen_k, sms, tokens, least, left):
-    """(how parts are taken in, places for what they leave): 0, no sequence has any; 1, a program those of a tile one after the other;
+    """(how parts are taken in, places for what they leave, most tiles, most parts of one): 0, no sequence has any; 1, a program those of a tile one after the other;
     2, programs one each; 3, those of far longer tiles than others one each.  All give the same bits.
     """
     keys = -(-seqlen_k // TILE_N.value) * TILE_N.value
     if left >= 0:
         keys = min(keys, seqlen_q + left + 2 * TILE_N.value)
     tiles = -(-seqlen_q * group // TILE_M.value)
-    wanted = _wanted(tiles * heads_kv)
+    most = _wanted(tiles * heads_kv, keys)
     total = batch * tiles
     if tokens is not None and batch > 1:
         # Sequences of any lengths up to the longest, fewest rows and in all as many queries.
-        wanted = max(_wanted(count * heads_kv) for count in range(1, min(tiles, SMS.value) + 1))
+        most = max(_wanted(count * heads_kv, keys) for count in range(1, min(tiles, SMS.value) + 1))
         total = min(total, tokens * group // TILE_M.value + batch, tokens * group // least)
-    most = min(wanted, keys // PART_KEYS.value)
     if most < 2:
-        return 0, 0
+        return 0, 0, total * heads_kv, 1
     total *= heads_kv
     slots = total * most
     if 3 * -(-total // sms) * most <= 4 * -(-slots // sms) or slots * WARPGROUPS.value * UNIT.value > MOST_NUMBERS:
-        return (1, CHAINED.value * sms) if batch == 1 else (3, CHAINED.value * sms + min(PLACES.value, slots))
-    return 2, slots
+        how = 1 if batch == 1 else 3
+        return how, CHAINED.value * sms + (min(PLACES.value, slots) if how == 3 else 0), total, most
+    return 2, slots, total, most
 
 
-def _room(how, slots):
+def _room(how, slots, *_):
     """Numbers that parts leave, and counters: what has been taken, who is done, and who has left a part of a tile."""
     return max(1, slots * WARPGROUPS.value * UNIT.value), 2 + (slots * WARPGROUPS.value if how >= 2 else 0)
 
@@ -1377,7 +1527,7 @@ def scratch(batch, heads_kv, group, seqlen_q, seqlen_k, sms, tokens=None, least=
 
 
 def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, work, sms, beside=0):
-    """Grid, arguments but the two scales, flags; ValueError for what the kernel does not take.
+    """Grid, arguments but the two scales, flags, grid and arguments of the launch that merges (None: nothing is merged there); ValueError for what the kernel does not take.
 
     lists: cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks, k_descale, v_descale, each a tensor or None; seqlen_q,
     seqlen_k: no sequence has more; window: (left, right), -1 for no limit; capped: whether there is a softcap; rows: (fewest, most) rows of the sequences to
@@ -1420,7 +1570,7 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
     tile_m = TILE_M.value
     tiles = q.shape[0] * (1 if cu_q is not None else seqlen_q) * group // tile_m + batch
     items = heads_kv * tiles
-    how, places = _dealing(
+    how, places, most_tiles, most = _dealing(
         batch,
         heads_kv,
         group,
@@ -1453,7 +1603,37 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
         max(rows[0], 1), min(rows[1], FAR.value),
         *(None if n == 128 else n // 8 for n in (q.shape[-1], v.shape[-1])),
     )  # fmt: skip
-    return (max(1, min(items, PROGRAMS * sms * 1)), 1, 1), arguments, (page, capped, beside, how)
+    joined = None
+    if joins := how == 2 and most > MOST_MERGED:
+        beside |= 1  # the launch that merges may be there when this one ends
+        joined = (
+            (most_tiles, WARPGROUPS.value * HEAD_DIM_V.value // JOINED_APART.value, 1),
+            (
+                out,
+                lse,
+                sinks,
+                cu_q,
+                cu_k,
+                used_k,
+                v_scales,
+                work[0],
+                *(n // 8 for n in out_strides),
+                *lse_strides,
+                *((0, 0) if v_scales is None else v_scales.stride()),
+                batch,
+                heads_kv,
+                group,
+                (1 << 20) // group + 1,
+                seqlen_q,
+                min(seqlen_k, FAR.value),
+                left,
+                right,
+                max(rows[0], 1),
+                min(rows[1], FAR.value),
+                None if v.shape[-1] == 128 else v.shape[-1] // 8,
+            ),
+        )
+    return (max(1, min(items, PROGRAMS * sms * 1)), 1, 1), arguments, (page, capped, beside, how, joins), joined
 
 
 def refusal(k, v):
@@ -1526,7 +1706,9 @@ def launch(
         kinds = (torch.float32, torch.int32)
         work = [torch.zeros(n, dtype=kind, device=q.device) for n, kind in zip(sizes, kinds)]
     lists = (cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks, k_descale, v_descale)
-    grid, arguments, flags = plan(
+    grid, arguments, flags, joined = plan(
         q, k, v, out, lse, lists, max_seqlen_q, max_seqlen_k, window, softcap != 0.0, rows, work, sms
     )
     attention[grid](*arguments, *scales(scale, softcap), *flags, **OPTIONS)
+    if joined:
+        attention_join[joined[0]](*joined[1], **JOIN_OPTIONS)

@@ -1323,9 +1323,9 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
         max(rows[0], 1), min(rows[1], FAR.value), splits, min(tile_m, seqlen_q * group), _split_tiles(seqlen_q, group), sms,
         *(None if n == 128 else n // 8 for n in (q.shape[-1], v.shape[-1])),
     )  # fmt: skip
-    # Where no launch of these extents has more splits than there are programs at once, each has a program of its own.
+    # Where no launch of these extents has more splits than programs come in 2 rounds, each has a program of its own.
     one = seqlen_q == 1 and group <= tile_m
-    direct = seqlen_q * group <= tile_m and batch * heads_kv * splits <= PROGRAMS * sms
+    direct = seqlen_q * group <= tile_m and batch * heads_kv * splits <= 2 * PROGRAMS * sms
     planned = FEW_PLANNED if direct or batch <= FEW_PLANNED else MANY_PLANNED
     flags = page, capped, one, planned, direct, FEW_MERGED if seqlen_q * group <= FEW_MERGED else MANY_MERGED, beside
     return (heads_kv, splits, batch) if direct else (max(1, min(items, sms)), 1, 1), arguments, flags

@@ -1,9 +1,9 @@
 """Decoding on Hopper for few rows, head_dim 64: attention to paged, packed or cached keys, split over keys.
 
 Query i of a sequence sees keys from left before to right after position i + keys - queries.  A program copies blocks of
-64 keys into rings in shared memory, 4 of K and of V ahead, 2 programs to an SM; four warps own 16 rows, the query heads
-of one key head for consecutive queries, and take a fourth of a block's keys each.  Where there are more splits than
-that, an SM has one program, with 6 blocks ahead, which takes runs of a sequence's splits until there are none.
+128 keys into rings in shared memory, 2 of K and of V ahead, 2 programs to an SM; four warps own 16 rows, the query
+heads of one key head for consecutive queries, and take a fourth of a block's keys each.  Where there are more splits
+than that, an SM has one program, with 3 blocks ahead, which takes runs of a sequence's splits until there are none.
 Sequences of up to 16 rows are split, whatever else is in the batch, and the program that finishes a tile last merges
 its splits in their order: what a sequence gets depends on it alone.  Runs on sm_90a with triton and torch alone.
 """
@@ -11,7 +11,7 @@ its splits in their order: what a sequence gets depends on it alone.  Runs on sm
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_serving_runs", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "serve",
-    "variant": "family=serving-hopper-runs,tile_n=64,kv_stages=4,split_keys=512,split_keys_of_many=512,many_heads=8,whole_keys=1024,most_splits=128,most_items=132,merged=16,planned=128,programs=2,dealt_stages=6,shrinks=true",
+    "variant": "family=serving-hopper-runs,tile_n=128,kv_stages=2,split_keys=512,split_keys_of_many=512,many_heads=8,whole_keys=1024,most_splits=128,most_items=132,merged=16,planned=128,programs=2,dealt_stages=3,shrinks=true",
     "workload": {"batch": 2, "heads_q": 128, "heads_kv": 32, "seqlen_q": 1, "seqlen_k": 8192, "head_dim_qk": 64, "head_dim_v": 64, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -32,9 +32,9 @@ meet = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # the same
 REINTERPRET_IS_PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))  # not in Triton 3.6
 
 TILE_M = gl.constexpr(16)  # rows of a tile: the query heads that share a key head, for each query; the M of mma.sync
-TILE_N = gl.constexpr(64)  # keys of a block
-SLOTS = gl.constexpr(4)  # blocks of K and V that are in flight
-DEALT_SLOTS = gl.constexpr(6)  # the same where a program takes items in turn
+TILE_N = gl.constexpr(128)  # keys of a block
+SLOTS = gl.constexpr(2)  # blocks of K and V that are in flight
+DEALT_SLOTS = gl.constexpr(3)  # the same where a program takes items in turn
 Q_SLOTS = gl.constexpr(4)  # items of which the load warp has told, with their Q, and no warp has read
 FACTS = gl.constexpr(7)  # numbers that it tells of an item
 COLUMNS = gl.constexpr(64)  # columns of a piece of a block: 128 bytes, the widest row that shared memory swizzles
@@ -63,7 +63,7 @@ DIRECT_OPTIONS = {**OPTIONS, "maxnreg": 128}
 LEADS, FOLLOWS = True, True
 
 # Keys of a block are dealt to the WARPS, which multiply them apart (mma.sync): warp, row, key or column.
-WARPS, WARP_KEYS = gl.constexpr(4), gl.constexpr(16)
+WARPS, WARP_KEYS = gl.constexpr(4), gl.constexpr(32)
 SCORES = gl.constexpr(gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1, 1], instr_shape=[1, 16, 8]))
 LEFT = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=SCORES, k_width=2))
 RIGHT = gl.constexpr(gl.DotOperandLayout(operand_index=1, parent=SCORES, k_width=2))
@@ -81,18 +81,18 @@ Q_READ = gl.constexpr(
 )
 K_READ = gl.constexpr(
     gl.DistributedLinearLayout(
-        [[0, 1], [0, 8], [0, 16], [0, 32], [8, 0]],
+        [[0, 1], [0, 8], [0, 16], [0, 32], [8, 0], [16, 0]],
         [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
-        [[16, 0], [32, 0]],
+        [[32, 0], [64, 0]],
         [],
         [TILE_N, COLUMNS],
     )
 )
 V_READ = gl.constexpr(
     gl.DistributedLinearLayout(
-        [[1, 0], [8, 0], [0, 8], [0, 16], [0, 32]],
+        [[1, 0], [8, 0], [16, 0], [0, 8], [0, 16], [0, 32]],
         [[2, 0], [4, 0], [0, 1], [0, 2], [0, 4]],
-        [[16, 0], [32, 0]],
+        [[32, 0], [64, 0]],
         [],
         [TILE_N, COLUMNS],
     )
@@ -218,13 +218,13 @@ def shares(batch, q_len, k_len):
     first = gl.maximum(k_len - q_len - batch.left, 0) & -TILE_N
     span = gl.maximum(k_len - first, 0)
     splits = gl.minimum(span + (1 << batch.split_log2) - 1 >> batch.split_log2, 1 << batch.split_bits)
-    return tiles, gl.where((rows <= TILE_M) & (span > WHOLE), splits, 1), first, span + TILE_N - 1 >> 6
+    return tiles, gl.where((rows <= TILE_M) & (span > WHOLE), splits, 1), first, span + TILE_N - 1 >> 7
 
 
 @gluon.jit
 def blocks_of_split(batch, splits, blocks):
     """Blocks of the largest split of a sequence, without a division, which takes longer than all the rest of finding one's work."""
-    each = gl.minimum(blocks, 1 << batch.split_log2 - 6)
+    each = gl.minimum(blocks, 1 << batch.split_log2 - 7)
     each = gl.where(splits >> batch.split_bits == 1, blocks + (1 << batch.split_bits) - 1 >> batch.split_bits, each)
     return gl.where(splits == 1, blocks, each)
 
@@ -286,7 +286,7 @@ def ends_of(batch, first, done, begun, deal, PLANNED: gl.constexpr, WARPS: gl.co
 @gluon.jit
 def edge(batch, item_splits, blocks, split):
     """The block that a split begins with: splits have as many as each other, or, where they are as many as there may be, even shares."""
-    at = gl.minimum(split << batch.split_log2 - 6, blocks)
+    at = gl.minimum(split << batch.split_log2 - 7, blocks)
     at = gl.where(item_splits >> batch.split_bits == 1, split * blocks >> batch.split_bits, at)
     return gl.where(split >= item_splits, blocks, at)
 
@@ -1323,9 +1323,9 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
         max(rows[0], 1), min(rows[1], FAR.value), splits, min(tile_m, seqlen_q * group), _split_tiles(seqlen_q, group), sms,
         *(None if n == 64 else n // 8 for n in (q.shape[-1], v.shape[-1])),
     )  # fmt: skip
-    # Where no launch of these extents has more splits than there are programs at once, each has a program of its own.
+    # Where no launch of these extents has more splits than programs come in 2 rounds, each has a program of its own.
     one = seqlen_q == 1 and group <= tile_m
-    direct = seqlen_q * group <= tile_m and batch * heads_kv * splits <= PROGRAMS * sms
+    direct = seqlen_q * group <= tile_m and batch * heads_kv * splits <= 2 * PROGRAMS * sms
     planned = FEW_PLANNED if direct or batch <= FEW_PLANNED else MANY_PLANNED
     flags = page, capped, one, planned, direct, FEW_MERGED if seqlen_q * group <= FEW_MERGED else MANY_MERGED, beside
     return (heads_kv, splits, batch) if direct else (max(1, min(items, sms)), 1, 1), arguments, flags

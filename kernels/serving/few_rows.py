@@ -18,8 +18,9 @@ from tilecast.kernels.serving.launching import start_all
 
 #: Most queries and most rows (queries of all heads that share a key head) that go there whatever becomes of them, and fewest keys.
 QUERIES, ROWS, KEYS = 16, 128, 512
-#: Most rows of all key heads, where tiles are of at most 192 and SMs about 132, whose keys a kernel may part; fewest keys that it parts.
-PARTED_ROWS, PARTED_KEYS = 192 * 132, 4096
+#: Most rows of all key heads, where tiles are of at most 192 and SMs about 132, whose keys a kernel may part; fewest keys that it parts, and
+#: fewest where it parts none and others would take two turns.
+PARTED_ROWS, PARTED_KEYS, SHARED_KEYS = 192 * 132, 2048, 4096
 #: SMs, and rows of a tile of other kernels: tiles of a head of its own, where heads of a group share them here; of long causal sequences by
 #: head_dim where they are others.
 SMS, DENSE_TILE, DENSE_ROWS = 132, 128, {64: 192}
@@ -67,6 +68,8 @@ def _parted(q: Any, k: Any, v: Any, left: int, right: int) -> bool:
     """Whether keys are parted so that more SMs have work, or others would take two turns; the lengths and heads of a sequence alone say so."""
     if operator.parted(q, k, v, left):
         return True
+    if k.shape[1] < SHARED_KEYS:
+        return False
     others = -(-q.shape[1] // DENSE_ROWS.get(q.shape[3], DENSE_TILE)) * int(q.shape[2])
     return left < 0 and right == 0 and others > SMS and operator.tiles(q, k, v)[0] <= SMS
 

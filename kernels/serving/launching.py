@@ -6,7 +6,7 @@ device: programs find their work themselves, so that a captured launch is right 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from tilecast.kernels.lasting import capturing, lasting_zeros
 from tilecast.kernels.launching import MOST_PLANS
 from tilecast.kernels.starting import on_device, starter, takes_of, told_apart
 
+#: What a launch works in, and what is to be called after the others (None: nothing).
+Made = tuple[Any, Callable[[], None] | None]
 #: Counters that a device gets at a time.
 _COUNTERS = 1 << 18
 #: Most numbers of partial results that are kept for a stream's next launch: 4 MiB.  Calls that need more take longer than their host.
@@ -24,12 +26,18 @@ LEADS, FOLLOWS = 1, 2
 
 
 def start_all(starts: Iterable[Callable[..., Any]], *given: Any) -> None:
-    """Make launches of `Launcher.started` with what is given, one after the other.
+    """Make launches of `Launcher.started` with what is given, one after the other, and end their step."""
+    join_all([start(*given) for start in starts])
 
-    They may run at the same time: what one works in stays until the last has its own, or that could be the same memory.
+
+def join_all(launched: Sequence[Made]) -> None:
+    """End a step: make the launches that merge what those of the step leave.
+
+    These may run at the same time.  So what one works in stays until the last has its own, or that could be the same memory.
     """
-    kept = [start(*given) for start in starts]
-    del kept
+    for _, join in launched:
+        if join is not None:
+            join()
 
 
 class Counters:
@@ -104,18 +112,27 @@ class Launcher:
     def __call__(
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, lists: tuple[Any, ...], scale: float, softcap: float,
         seqlen_q: int, seqlen_k: int, window: tuple[int, int], beside: int = 0,
-    ) -> Any:  # fmt: skip
+    ) -> Made:  # fmt: skip
         """Write ``out`` and ``lse`` (None: not asked for) of the sequences with as many rows as the kernel is for.
 
         lists: cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks, k_descale, v_descale; beside: `LEADS` where the
         next launch may begin before this one ends, plus `FOLLOWS` where this one may begin before the one before has ended.  Returns
-        what the launch works in: where the next one may begin before it ends, that must not get the same memory.
+        what the launch works in (where the next one may begin before it ends, that must not get the same memory), and what is to be
+        called when all launches of a step are made, to merge what this one leaves (None: nothing).
         """
         tensors = (q, k, v, out, lse, *lists)
-        start, (floats, count) = self._find(tensors, softcap, seqlen_q, seqlen_k, window, beside)
+        return self._made(
+            self._find(tensors, softcap, seqlen_q, seqlen_k, window, beside),
+            tensors,
+            self._module.scales(scale, softcap),
+        )
+
+    def _made(self, plan: tuple[Any, ...], tensors: tuple[Any, ...], scales: tuple[float, float]) -> Made:
+        """A launch by a plan."""
+        start, join, (floats, count) = plan
         work = self._counters.get(floats, count)
-        start(*tensors, *work, *self._module.scales(scale, softcap))
-        return work
+        start(*tensors, *work, *scales)
+        return work, None if join is None else lambda: join(*tensors, *work, *scales)
 
     def _find(
         self,
@@ -153,21 +170,21 @@ class Launcher:
         window: tuple[int, int],
         beside: int = 0,
     ) -> Callable[..., Any]:
-        """The launch of tensors like these (in the order of `__call__`) as (q, k, v, out, lse, lists) -> what it works in; it keeps none."""
-        start, (floats, count) = self._find(tensors, softcap, seqlen_q, seqlen_k, window, beside)
-        scales, counters = self._module.scales(scale, softcap), self._counters
+        """The launch of tensors like these (in the order of `__call__`) as (q, k, v, out, lse, lists) -> what `__call__` returns; it keeps
+        none."""
+        plan = self._find(tensors, softcap, seqlen_q, seqlen_k, window, beside)
+        scales, made = self._module.scales(scale, softcap), self._made
 
-        def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, lists: tuple[Any, ...]) -> Any:
-            work = counters.get(floats, count)
-            start(q, k, v, out, lse, *lists, *work, *scales)
-            return work
+        def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, lists: tuple[Any, ...]) -> Made:
+            return made(plan, (q, k, v, out, lse, *lists), scales)
 
         return on_device(launch, tensors[0].get_device())
 
     def _plan(
         self, tensors: tuple[Any, ...], softcap: float, seqlen_q: int, seqlen_k: int, window: tuple[int, int], beside: int,
     ) -> tuple[Any, ...]:  # fmt: skip
-        """(launch of the tensors, the two of its scratch and the two scales; sizes of its scratch) of a shape."""
+        """(launch of the tensors, the two of its scratch and the two scales; one that merges what it leaves, or None; sizes of its scratch)
+        of a shape."""
         module, (q, k, v, out, lse, *lists) = self._module, told_apart(tensors)
         batch = q.shape[0] if lists[0] is None else lists[0].shape[0] - 1
         heads_kv = k.shape[-2]
@@ -179,16 +196,30 @@ class Launcher:
         work = tuple(
             torch.empty(size, dtype=kind, device=self._device) for size, kind in zip(sizes, kinds, strict=True)
         )
-        grid, arguments, flags = module.plan(
+        grid, arguments, flags, *joined = module.plan(
             q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, softcap != 0.0, self._rows, work, self._sms,
             *((beside,) if beside else ()),
         )  # fmt: skip
         given = (q, k, v, out, lse, *lists, *work)
         takes = takes_of(arguments, given)
         takes.update({len(arguments) + i: len(given) + i for i in range(2)})
-        arguments = (*arguments, 1.0, 1.0, *flags)
-        # An interpreter compiles nothing.
         options = module.options_of(flags) if hasattr(module, "options_of") else module.OPTIONS
-        options = {**options, **({"launch_pdl": True} if beside & FOLLOWS else {})}
-        kernel = module.attention.warmup(*arguments, grid=grid, **options) or module.attention
-        return starter(kernel, grid, arguments, takes, len(given) + 2), sizes
+
+        def compiled(
+            kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], takes: Any, options: Any, follows: int
+        ) -> Any:
+            options = {**options, **({"launch_pdl": True} if follows else {})}
+            # An interpreter compiles nothing.
+            return starter(
+                kernel.warmup(*arguments, grid=grid, **options) or kernel, grid, arguments, takes, len(given) + 2
+            )
+
+        start = compiled(module.attention, grid, (*arguments, 1.0, 1.0, *flags), takes, options, beside & FOLLOWS)
+        join = None
+        if joined and joined[0]:
+            grid, arguments = joined[0]
+            takes = takes_of(arguments, given)
+            join = on_device(
+                compiled(module.attention_join, grid, arguments, takes, module.JOIN_OPTIONS, FOLLOWS), q.get_device()
+            )
+        return start, join, sizes

@@ -20,7 +20,7 @@ from tilecast.kernels.again import watched
 from tilecast.kernels.errors import UnsupportedError, scale_refusal
 from tilecast.kernels.registration import register
 from tilecast.kernels.selection import DTYPE_NAMES, capability_of
-from tilecast.kernels.serving.launching import FOLLOWS, LEADS, Counters, Launcher, start_all
+from tilecast.kernels.serving.launching import FOLLOWS, LEADS, Counters, Launcher, join_all, start_all
 from tilecast.kernels.starting import on_device
 
 #: ((fewest rows, most rows, launcher, launch), ...), with no rows in common.
@@ -82,7 +82,7 @@ def launches(
     tensors: tuple[Any, ...], scale: float, softcap: float, seqlen_q: int, seqlen_k: int, window: tuple[int, int]
 ) -> list[Callable[..., Any]]:
     """The launches of tensors like these (q, k, v, out, lse and lists, as `Launcher` takes them), which `into` has just made, each
-    as (q, k, v, out, lse, lists) -> what it works in, to be kept until all are made."""
+    for `start_all` with (q, k, v, out, lse, lists)."""
     q, k, v, _, _, *lists = tensors
     cu_q = lists[0]
     found = _known.get((q.get_device(), q.dtype, k.dtype, q.shape[-1], v.shape[-1]))
@@ -139,12 +139,12 @@ def into(
     if not most:
         out.zero_()
         return
-    # As in `start_all`.
-    kept = [
-        launch(q, k, v, out, lse, lists, scale, softcap, seqlen_q, seqlen_k, window, beside)
-        for _, launch, beside in _wanted(found.of(k, v), least, most)
-    ]
-    del kept
+    join_all(
+        [
+            launch(q, k, v, out, lse, lists, scale, softcap, seqlen_q, seqlen_k, window, beside)
+            for _, launch, beside in _wanted(found.of(k, v), least, most)
+        ]
+    )
 
 
 def parted(q: Any, k: Any, v: Any, left: int) -> bool:

@@ -69,14 +69,15 @@ class Parting:
     #: Places of a program for what a tile has so far: none where that stays in registers.
     chained: int
 
-    def wanted(self, tiles: int) -> int:
-        """Parts that a sequence of so many tiles wants: those that fill the SMs once, or twice where that leaves fewer of them idle."""
-        once, twice = self.sms // tiles, 2 * self.sms // tiles
-        return max(1, min(twice if twice > 2 * once else once, self.most))
+    def wanted(self, tiles: int, keys: int) -> int:
+        """Parts of so many keys that a sequence of so many tiles wants: those that fill the SMs once, or twice where that leaves fewer of them
+        idle and keys are enough."""
+        once, twice, most = self.sms // tiles, 2 * self.sms // tiles, min(keys // self.keys, self.most)
+        return max(1, min(twice if 2 * once < twice <= most else once, most))
 
     def blocks(self, tiles: int, blocks: int, tile_n: int) -> int:
         """Blocks of a part of ``blocks`` blocks of keys."""
-        return -(-blocks // min(self.wanted(tiles), max(blocks * tile_n // self.keys, 1)))
+        return -(-blocks // self.wanted(tiles, blocks * tile_n))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +125,12 @@ class Dealing:
     fold: int = 0
     shrinks: bool = True
     runs: Runs | None = None
-    #: Whether each split that a sequence may have has a program of its own.
+    #: Whether each split that a sequence may have has a program of its own, and rounds of programs up to which it has.
     direct: bool = False
-    #: Most parts of tiles that a launch counts on.
+    rounds: int = 1
+    #: Most parts of tiles that a launch counts on, and whether a launch of its own merges them.
     places: int = 0
+    joined: bool = False
     #: Parts of the query heads that share a key head: each has tiles of its own and reads the same keys.
     head_parts: int = 1
 
@@ -268,16 +271,19 @@ def _runs(v: HopperRunsVariant, heads: Workload) -> Dealing:
     rows = hopper_serving.ROWS_E4M3
     return replace(
         _hopper(v, heads), most_rows=rows, tile_m=rows, programs=v.programs, merges_beside=False, counts=COPY_ENGINE_RUNS, fold=v.fold,
-        shrinks=v.shrinks, follows=True,
+        shrinks=v.shrinks, follows=True, rounds=v.direct_rounds,
     )  # fmt: skip
 
 
 def _runs_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
-    """Each split has a program where all that there may be fit on the device at once; otherwise there is a program to an SM, which takes runs
+    """Each split has a program where all that there may be fit on the device at once, or in two rounds; otherwise there is a program to an SM, which takes runs
     of a sequence's splits until there are none."""
     work, group = batch.workload(), batch.heads.group_size
     splits = 1 if work.seqlen_k <= dealt.whole_keys else min(dealt.most_splits, -(-work.seqlen_k // dealt.split_keys))
-    if work.seqlen_q * group <= dealt.tile_m and len(batch.lengths) * work.heads_kv * splits <= dealt.programs * sms:
+    if (
+        work.seqlen_q * group <= dealt.tile_m
+        and len(batch.lengths) * work.heads_kv * splits <= dealt.rounds * dealt.programs * sms
+    ):
         return replace(dealt, direct=True)
     sequences = (dealt.shared(q, k, batch.heads) for q, k in batch.lengths if dealt.takes(q * group))
     runs = runs_of(sequences, sms, work.heads_kv, dealt.fold, dealt.shrinks)
@@ -376,13 +382,13 @@ def _prefill_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
     if left >= 0:
         keys = min(keys, work.seqlen_q + left + 2 * dealt.tile_n)
     tiles = -(-rows // dealt.tile_m)
-    wanted, total = parting.wanted(tiles * work.heads_kv), len(batch.lengths) * tiles
+    most, total = parting.wanted(tiles * work.heads_kv, keys), len(batch.lengths) * tiles
     if batch.packed:
         # Sequences of any lengths up to the longest, fewest rows and in all as many queries.
-        wanted = max(parting.wanted(count * work.heads_kv) for count in range(1, min(tiles, parting.sms) + 1))
+        most = max(parting.wanted(count * work.heads_kv, keys) for count in range(1, min(tiles, parting.sms) + 1))
         rows = batch.queries * work.group_size
         total = min(total, rows // dealt.tile_m + len(batch.lengths), rows // dealt.least_rows)
-    most, total = min(wanted, keys // parting.keys), total * work.heads_kv
+    total *= work.heads_kv
     if most < 2:
         return replace(dealt, parting=None)
     alike = 3 * -(-total // sms) * most <= 4 * -(-total * most // sms)
@@ -394,7 +400,7 @@ def _prefill_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
         places=total * most,
     )
     if not (alike or total * most > parting.room):
-        return found
+        return replace(found, joined=most > hopper_prefill.MOST_MERGED)
     counts = replace(of_warpgroups(CHAINED, dealt.counts.finishers), kept=not parting.chained)
     chained = replace(found, chained=True, counts=counts, places=parting.chained * sms)
     if len(batch.lengths) == 1:

@@ -133,7 +133,7 @@ def _launch(
     hbm, memory_needs = read + written, memory_seconds(machine, read, written)
     activity = _activity(batch.heads, dealt, pipeline, items, hbm, l2)
     bound = _bound(batch, dealt)
-    programs = max(1, min(bound, dealt.programs * sms * dealt.waves))
+    programs = max(1, bound if dealt.direct else min(bound, dealt.programs * sms * dealt.waves))
     top = machine["chip.clock_max_mhz"]
 
     def costs_at(mhz: float) -> Costs:
@@ -315,7 +315,10 @@ def _costs(
         next_item=around.next_item(batch.page, pace.fill, pace.restart),
         finish=around.finish(heads.head_dim_v, rows),
         hand_over=around.hand_over(heads.head_dim_v, rows),
-        merge=lambda splits, there: around.merge(splits, rows, heads, there),
+        merge=lambda splits, there: 0.0 if dealt.joined else around.merge(splits, rows, heads, there),
+        joined=0.0
+        if items is None or not merges or not dealt.joined or not isinstance(around, AroundTiles)
+        else around.joined(int(items.splits_of_tile.max()), merges, items.partial_rows, heads.head_dim_v),
         periods=tuple(max(period * longer, load_block) for period in pace.periods),
         memory_block=memory,
         idle_programs=max(0, programs - (items.count if items is not None else 0)),

@@ -68,6 +68,8 @@ class Costs:
     load_item: float = 0.0
     load_block: float = 0.0
     ring: int = 0
+    #: Of the launch that merges what programs have left, from the end of the last one on.
+    joined: float = 0.0
     #: Of what a warpgroup does around an item's loop, what others may multiply under, and for how long of each block the busiest unit is free.
     around: float = 0.0
     slack: float = 0.0
@@ -116,7 +118,7 @@ def play(items: Items, costs: Costs) -> Played:
     split = float((items.tile[:skipped] >= 0).sum())
     total = run.spent
     return Played(
-        before + run.now + idle, total[_STARTING] + skipped * (costs.later_start if costs.programs > skipped else costs.next_item), total[_STREAMING] + before * costs.slots,
+        before + run.now + idle + costs.joined, total[_STARTING] + skipped * (costs.later_start if costs.programs > skipped else costs.next_item), total[_STREAMING] + before * costs.slots,
         total[_HANDING_OVER] + total[_FINISHING] + split * costs.hand_over + (skipped - split) * costs.finish,
         total[_MERGING], run.memory_bound + held, before + run.streamed_until, run.longest_merge, idle,
         max(0.0, run.now - float(run.free.mean())),

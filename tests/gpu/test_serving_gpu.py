@@ -154,10 +154,11 @@ def test_random_caches_of_bytes(seed) -> None:
     assert error_of(problem, made, *call(problem, made, **factors)) <= 1.0
 
 
-def test_same_bits_alone_in_a_batch_and_again() -> None:
+@pytest.mark.parametrize(("dim", "heads"), [(128, (8, 2)), (64, (24, 2)), (256, (8, 1))])
+def test_same_bits_alone_in_a_batch_and_again(dim, heads) -> None:
     """Random batches out of one pool of pages: a sequence's bits depend on no other."""
     everyone = Problem(
-        tuple((queries, keys) for queries in (1, 4, 40) for keys in (3, 400, 513, 2000, 9000)), dims=(128, 128), heads=(8, 2), dtype="bfloat16"
+        tuple((queries, keys) for queries in (1, 4, 40) for keys in (3, 400, 513, 2000, 9000)), dims=(dim, dim), heads=heads, dtype="bfloat16"
     )  # fmt: skip
     made = make(everyone, "cuda")
     table, used = made.lists["block_table"], made.lists["seqused_k"]

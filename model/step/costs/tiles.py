@@ -15,6 +15,9 @@ from tilecast.model.step.costs.around import COPY_ENGINE, PARTIAL_BYTES, WARP_RO
 
 #: Columns of a box.
 _COLUMNS = 64
+#: Of the launch that merges parts (`attention_join` of `hopper_prefill_d128.py`): instructions from the end of the launch before until the first
+#: parts are asked for, and of results; of a round of parts, and of each; parts of a round; columns of O of a program; programs of an SM.
+_JOIN_ENDS, _JOIN_ROUND, _JOIN_PART, _JOIN_AHEAD, _JOIN_COLUMNS, _JOIN_PROGRAMS = 190, 270, 50, 8, 32, 2
 #: Instructions of a warpgroup beside the load warp's first.
 _BESIDE = 289
 
@@ -134,6 +137,25 @@ class AroundTiles(Around):
         merged += self.part(head_dim_v)
         # What is left is on its way while the next part's first blocks are multiplied.
         return merged if c.kept else self.whole_tile(head_dim_v) + merged + m["l2.latency_cycles"]
+
+    def joined(self, parts: int, tiles: int, left_rows: int, head_dim_v: int) -> float:
+        """Of the launch that merges up to ``parts`` parts of each of ``tiles`` tiles, which programs have left ``left_rows`` rows of, from the
+        end of the one before on: its programs have found their tiles by then."""
+        m, rounds = self.machine, -(-(parts - 1) // _JOIN_AHEAD)
+        programs = tiles * self.counts.finishers * (head_dim_v // _JOIN_COLUMNS)
+        at_once = min(programs, _JOIN_PROGRAMS * int(m["chip.sm_count"]))
+        of_round = _JOIN_ROUND + _JOIN_AHEAD * _JOIN_PART
+        first = (_JOIN_ENDS + of_round) * far_cycles(m) + m["l2.latency_cycles"]
+        later = of_round * m["alu.latency_cycles"] + m["l2.latency_cycles"]
+        moved = (
+            left_rows
+            * (head_dim_v + 2)
+            * PARTIAL_BYTES
+            / (min(at_once, int(m["chip.sm_count"])) * m["l2.bytes_per_clk_per_sm"])
+        )
+        # That the launch before has ended goes through the memory.
+        seen = 2.0 * m["l2.latency_cycles"]
+        return seen + max(moved, first + (-(-programs // at_once) * rounds - 1) * later)
 
     def merge(self, splits: int, rows: int, workload: Workload, there: int) -> float:
         """Part after part comes back, whole."""

@@ -82,7 +82,9 @@ def test_launches_beside_each_other_work_in_memory_of_their_own(monkeypatch) -> 
     class Launch:
         leads = follows = True
 
-    kernels = tuple((first, last, Launch(), lambda *given: Work()) for first, last in ((0, 16), (17, 64), (65, 400)))
+    kernels = tuple(
+        (first, last, Launch(), lambda *given: (Work(), None)) for first, last in ((0, 16), (17, 64), (65, 400))
+    )
     monkeypatch.setattr(operator, "_found", lambda *given: operator._Found(kernels, None, ()))
     q, k = torch.zeros(100, 4, 128), cache(4, 16, 1, 128)
     lists = (torch.tensor([0, 50, 100]), *[None] * 7)
@@ -93,6 +95,30 @@ def test_launches_beside_each_other_work_in_memory_of_their_own(monkeypatch) -> 
     monkeypatch.setattr(operator, "capability_of", lambda kind, device: (9, 0))
     found = operator._find(torch.zeros(1, 1, 4, 128, dtype=torch.bfloat16), k, 128, 128).of(k, k)
     assert len({id(launcher._counters) for _, _, launcher, _ in found}) == 3
+
+
+def test_what_launches_leave_is_merged_when_all_are_made(monkeypatch) -> None:
+    """Launches of a step run beside each other: one between two of them, which waits for the first, would hold up the second."""
+    told: list[str] = []
+
+    def launch(name: str, merges: bool):
+        def made(*given):
+            told.append(name)
+            return None, (lambda: told.append(f"merge {name}")) if merges else None
+
+        return made
+
+    class Launch:
+        leads = follows = True
+
+    kernels = tuple(
+        (first, last, Launch(), launch(name, merges))
+        for first, last, name, merges in ((0, 16, "few", False), (17, 64, "some", True), (65, 400, "many", True))
+    )
+    monkeypatch.setattr(operator, "_found", lambda *given: operator._Found(kernels, None, ()))
+    q, k = torch.zeros(100, 4, 128), cache(4, 16, 1, 128)
+    operator.into(q, k, k, q, None, (torch.tensor([0, 50, 100]), *[None] * 7), 1.0, 0.0, 100, 64, (-1, 0))
+    assert told == ["few", "some", "many", "merge some", "merge many"]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from tilecast.model.machine.machine import Machine
 NAMES = ("prefill-hopper", "hopper_prefill")
 #: SMs that the parts of a sequence's keys are to fill, and most parts of a sequence.
 SMS, MOST_PARTS = 132, 32
+#: Parts of a tile that the last program merges; those of more are merged by a launch of its own, in which many programs share a tile.
+MOST_MERGED = 4
 #: Numbers that the parts of a launch may leave.
 MOST_NUMBERS = 1 << 25
 #: Where programs take in the parts of a tile one after the other, those of longer tiles are dealt out: of more blocks than so many times a
@@ -48,7 +50,7 @@ class HopperPrefillVariant:
     #: Sequences that a program looks at together to find its work.
     planned: int = 128
     #: Fewest keys of a part of a sequence that leaves SMs idle.
-    part_keys: int = 1024
+    part_keys: int = 768
 
 
 def q_tiles(workload: Workload) -> int:
@@ -89,7 +91,7 @@ def writable(variant: HopperPrefillVariant, workload: Workload, machine: Machine
     if variant.planned not in (32, 64, 128, 256):
         return Verdict(f"planned must be 32, 64, 128 or 256, got {variant.planned}", "use 128")
     if variant.part_keys < variant.tile_n or variant.part_keys % variant.tile_n:
-        return Verdict(f"part_keys must be a multiple of tile_n {variant.tile_n}, got {variant.part_keys}", "use 1024")
+        return Verdict(f"part_keys must be a multiple of tile_n {variant.tile_n}, got {variant.part_keys}", "use 768")
     return LEGAL
 
 

@@ -247,6 +247,9 @@ class HopperRunsVariant(HopperServingVariant):
     #: Whether runs become shorter towards the end of a launch whose rounds are not nearly full; else it takes splits one by one.
     shrinks: bool = True
 
+    #: Rounds of all programs that an SM holds up to which each split has one of its own.
+    direct_rounds: ClassVar[int] = 2
+
     @property
     def fold(self) -> int:
         """Splits of a group, and groups of a group of them."""
@@ -259,6 +262,7 @@ class HopperRunsE4m3Variant(HopperRunsVariant):
     rounds are nearly full and one by one elsewhere."""
 
     narrow: ClassVar[bool] = True
+    direct_rounds: ClassVar[int] = 1
 
     family: str = "serving-hopper-runs-e4m3"
     tile_n: int = 128
@@ -341,13 +345,14 @@ def space_runs(workload: Workload, machine: Machine) -> Iterator[HopperRunsVaria
 
 
 def chosen_runs(workload: Workload, machine: Machine) -> HopperRunsVariant:
-    """The variant to start from: two programs of an SM, each with two blocks of 64 keys of 128 columns in flight, or as many bytes of
-    other heads; one program that takes items in turn has half as much again.  Of more columns of V than 128, whose O takes the registers of
+    """The variant to start from: two programs of an SM, each with two blocks of 64 keys of 128 columns in flight, or 128 of narrower heads, or
+    as many bytes of others; one program that takes items in turn has half as much again.  Of more columns of V than 128, whose O takes the registers of
     two programs, one program has the bytes of both.
 
     Two, three and four blocks of the latter were compared on an H200 (docs/notes/serving-kernels.md).
     """
-    block = 64 * (workload.head_dim_qk + workload.head_dim_v) * workload.dtype_bytes
+    tile_n = 128 if workload.head_dim_qk + workload.head_dim_v <= 2 * PIECE else 64
+    block = tile_n * (workload.head_dim_qk + workload.head_dim_v) * workload.dtype_bytes
     programs = 1 if workload.head_dim_v > PARTS_COLUMNS else 2
     most, dealt = -(-_IN_FLIGHT_RUNS * 2 // (programs * block)), -(-_IN_FLIGHT // block)
     return next(
@@ -356,13 +361,13 @@ def chosen_runs(workload: Workload, machine: Machine) -> HopperRunsVariant:
             for stages in range(most, 0, -1)
             if legality_runs(
                 found := HopperRunsVariant(
-                    kv_stages=stages, dealt_stages=max(1, dealt - most + stages), programs=programs
+                    tile_n=tile_n, kv_stages=stages, dealt_stages=max(1, dealt - most + stages), programs=programs
                 ),
                 workload,
                 machine,
             ).legal
         ),
-        HopperRunsVariant(kv_stages=1, dealt_stages=1, programs=programs),
+        HopperRunsVariant(tile_n=tile_n, kv_stages=1, dealt_stages=1, programs=programs),
     )
 
 

@@ -78,7 +78,7 @@ def grid(module, batch: Batch, kind=None) -> int:
     table = meta(count, 4, dtype=torch.int32) if batch.page else None
     lists = (None, None, meta(count, dtype=torch.int32), table, *[None] * 4)
     work = (torch.empty(1 << 40, device="meta"), torch.empty(1 << 30, device="meta"))
-    found, _, _ = module.plan(q, k, v, out, None, lists, queries, longest, (-1, 0), False, (1, 1 << 29), work, 132)
+    found, *_ = module.plan(q, k, v, out, None, lists, queries, longest, (-1, 0), False, (1, 1 << 29), work, 132)
     return math.prod(found)
 
 
@@ -103,7 +103,7 @@ def test_keys_are_parted_as_the_generated_kernel_does(requests: str, heads: tupl
     variant = shipped_pair(batch, H200)[-1]
     dealt = launched(variant, batch, 132)
     group, count = batch.heads.group_size, len(batch.lengths)
-    how, places = module._dealing(count, heads[1], group, queries, keys, 132, None, 1, -1)
+    how, places, *_ = module._dealing(count, heads[1], group, queries, keys, 132, None, 1, -1)
     assert _how(dealt) == how
     items = batch_items(batch, dealt)
     if items is None:  # few enough rows for the kernel that decodes
@@ -136,7 +136,7 @@ def test_parts_shorten_what_leaves_sms_idle() -> None:
     )
     assert parted.run.launches[0].items.most_splits == 4 and whole.run.launches[0].items.most_splits == 1  # type: ignore[union-attr]
     assert parted.seconds < 0.45 * whole.seconds
-    assert "keys in parts of at least 1024, at most 4" in parted.text()
+    assert "keys in parts of at least 768, at most 4" in parted.text()
 
 
 @pytest.mark.parametrize("requests", ["1x128:32768,1x8:900", "3x100:9000,40x1:500", "2x512:2048,1x70:60000"])
@@ -145,7 +145,9 @@ def test_packed_sequences_are_parted_each_by_its_own_lengths(requests: str) -> N
     batch = Batch(parse_requests(requests), HEADS, 64)
     dealt = launched(shipped_pair(batch, H200)[-1], batch, 132)
     work = batch.workload()
-    how, places = module._dealing(len(batch.lengths), 8, 4, work.seqlen_q, work.seqlen_k, 132, batch.queries, 65, -1)
+    how, places, *_ = module._dealing(
+        len(batch.lengths), 8, 4, work.seqlen_q, work.seqlen_k, 132, batch.queries, 65, -1
+    )
     assert _how(dealt) == how
     items = batch_items(batch, dealt)
     assert items is not None and (how < 2 or dealt.places == places) and (how != 2 or places >= items.count)
@@ -162,9 +164,9 @@ def test_parts_of_a_far_longer_sequence_than_others_are_dealt_out() -> None:
     assert _how(dealt) == 3
     items, chained = batch_items(batch, dealt), batch_items(batch, replace(dealt, longer=0.0))
     assert items is not None and items.joins is not None and chained is not None
-    # Of the long one 32 parts for each key head; all others are an item each.
-    assert items.most_splits == 32 and items.count == 8 * (32 + 64) and not items.joins[: 8 * 32].any()
-    assert chained.blocks.sum() == items.blocks.sum() and chained.blocks.max() == 4096 == 32 * items.blocks.max()
+    # Of the long one 16 parts for each key head; of the others those whose tile has several are taken in one by one.
+    assert items.most_splits == 16 and items.count == 8 * (16 + 64) and not items.joins[: 8 * 16].any()
+    assert chained.blocks.sum() == items.blocks.sum() and chained.blocks.max() == 4096 == 16 * items.blocks.max()
     seconds = evaluate_step(batch, H200, (prefill,), "short").seconds
     assert 300e-6 < seconds < 500e-6
 
