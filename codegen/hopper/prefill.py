@@ -19,6 +19,8 @@ from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.fa3 import WIDE
 from tilecast.model.kernel.variants.hopper.prefill import (
     CHAIN,
+    JOIN_AHEAD,
+    JOIN_COLUMNS,
     MOST_MERGED,
     MOST_NUMBERS,
     MOST_PARTS,
@@ -65,6 +67,11 @@ class HopperPrefillKernel(HopperKernel):
     #: What parts of a sequence's keys are to fill, and most parts of a sequence.
     sms: ClassVar[int] = SMS
     most_parts: ClassVar[int] = MOST_PARTS
+    #: Parts of a tile that its last program merges; where they are more, columns of O that a program of the launch for that has, and parts that are
+    #: on their way to it.
+    most_merged: ClassVar[int] = MOST_MERGED
+    joined_apart: ClassVar[int] = JOIN_COLUMNS
+    joined_ahead: ClassVar[int] = JOIN_AHEAD
     #: Numbers that parts of a launch may leave; which tiles' parts are dealt out where others' are not, and how many.
     most_numbers: ClassVar[int] = MOST_NUMBERS
     chain: ClassVar[float] = CHAIN
@@ -166,21 +173,6 @@ class HopperPrefillKernel(HopperKernel):
             "JOINS: gl.constexpr",
         ]
         return in_lines(", ".join(names), "def attention(", "):")
-
-    @property
-    def most_merged(self) -> int:
-        """Parts of a tile that its last program merges itself."""
-        return MOST_MERGED
-
-    @property
-    def joined_apart(self) -> int:
-        """Columns of O that a program merges in a launch of its own."""
-        return 32
-
-    @property
-    def joined_ahead(self) -> int:
-        """Parts that are on their way to it."""
-        return 8
 
     @property
     def join_unspecialized(self) -> str:

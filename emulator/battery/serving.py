@@ -111,7 +111,10 @@ class ServingBench(LaunchBench):
             parts = replace(base, name="keys in parts", part_keys=n, lengths=((7, 330),), sms=4)
             # Parts of programs of their own, and, where there are few, of one after the other, but for a far longer sequence's.
             yield from (parts, replace(parts, sms=1, lengths=((70, 330), (3, 150)), heads=(4, 2)))
-            yield from (replace(parts, sms=1), replace(parts, sms=3, lengths=((7, 700), (9, 90), (5, 70))))
+            some = replace(parts, sms=3, lengths=((7, 700), (9, 90), (5, 70)))
+            # Where each part has a program, a launch of its own merges those of sequences with some parts and with many, and finds fewer tiles than
+            # there might be.
+            yield from (replace(parts, sms=1), some, replace(some, sms=80, lengths=((60, 700), (9, 90), (5, 70))))
             yield replace(
                 parts, launches=2, lengths=((7, 330), (2, 3 * n)), heads=(2, 2), layout="packed", dtype="bf16"
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tilecast.model.compiled.units.fetch import far_cycles, near_cycles
+from tilecast.model.kernel.variants.hopper.prefill import JOIN_AHEAD, JOIN_COLUMNS
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.pipeline.softmax_cost import barrier_cycles
 from tilecast.model.step.costs.around import COPY_ENGINE, PARTIAL_BYTES, WARP_ROWS, Around, Counts
@@ -16,8 +17,8 @@ from tilecast.model.step.costs.around import COPY_ENGINE, PARTIAL_BYTES, WARP_RO
 #: Columns of a box.
 _COLUMNS = 64
 #: Of the launch that merges parts (`attention_join` of `hopper_prefill_d128.py`): instructions from the end of the launch before until the first
-#: parts are asked for, and of results; of a round of parts, and of each; parts of a round; columns of O of a program; programs of an SM.
-_JOIN_ENDS, _JOIN_ROUND, _JOIN_PART, _JOIN_AHEAD, _JOIN_COLUMNS, _JOIN_PROGRAMS = 190, 270, 50, 8, 32, 2
+#: parts are asked for, and of results; of a round of parts, and of each; programs of an SM.
+_JOIN_ENDS, _JOIN_ROUND, _JOIN_PART, _JOIN_PROGRAMS = 190, 270, 50, 2
 #: Instructions of a warpgroup beside the load warp's first.
 _BESIDE = 289
 
@@ -141,10 +142,10 @@ class AroundTiles(Around):
     def joined(self, parts: int, tiles: int, left_rows: int, head_dim_v: int) -> float:
         """Of the launch that merges up to ``parts`` parts of each of ``tiles`` tiles, which programs have left ``left_rows`` rows of, from the
         end of the one before on: its programs have found their tiles by then."""
-        m, rounds = self.machine, -(-(parts - 1) // _JOIN_AHEAD)
-        programs = tiles * self.counts.finishers * (head_dim_v // _JOIN_COLUMNS)
+        m, rounds = self.machine, -(-(parts - 1) // JOIN_AHEAD)
+        programs = tiles * self.counts.finishers * (head_dim_v // JOIN_COLUMNS)
         at_once = min(programs, _JOIN_PROGRAMS * int(m["chip.sm_count"]))
-        of_round = _JOIN_ROUND + _JOIN_AHEAD * _JOIN_PART
+        of_round = _JOIN_ROUND + JOIN_AHEAD * _JOIN_PART
         first = (_JOIN_ENDS + of_round) * far_cycles(m) + m["l2.latency_cycles"]
         later = of_round * m["alu.latency_cycles"] + m["l2.latency_cycles"]
         moved = (

@@ -22,6 +22,8 @@ NAMES = ("prefill-hopper", "hopper_prefill")
 SMS, MOST_PARTS = 132, 32
 #: Parts of a tile that the last program merges; those of more are merged by a launch of its own, in which many programs share a tile.
 MOST_MERGED = 4
+#: Columns of O of such a program, and parts on their way to it.
+JOIN_COLUMNS, JOIN_AHEAD = 32, 8
 #: Numbers that the parts of a launch may leave.
 MOST_NUMBERS = 1 << 25
 #: Where programs take in the parts of a tile one after the other, those of longer tiles are dealt out: of more blocks than so many times a

@@ -120,7 +120,8 @@ def test_keys_are_parted_as_the_generated_kernel_does(requests: str, heads: tupl
 
 def test_constants_are_those_of_the_generated_kernels() -> None:
     module = generated("hopper_prefill_d128")
-    assert module.MOST_NUMBERS == hopper_prefill.MOST_NUMBERS
+    assert module.MOST_NUMBERS == hopper_prefill.MOST_NUMBERS and module.MOST_MERGED == hopper_prefill.MOST_MERGED
+    assert (module.JOINED_APART.value, module.AHEAD.value) == (hopper_prefill.JOIN_COLUMNS, hopper_prefill.JOIN_AHEAD)
     module = generated("hopper_mla_d576_512")
     assert module.SPLIT_QUERIES.value == hopper_mla.SPLIT_QUERIES
     assert generated("hopper_serve_d128_e4m3").SPLIT_ROWS.value == dealing(HopperServingE4m3Variant(), HEADS).split_rows
