@@ -267,6 +267,9 @@ def compile_kernels(
         arguments, options = _gemm(work, _DTYPE_NAMES[dtype], capability), {}
     elif direction == "serve":
         arguments, options = _serving(work, _DTYPE_NAMES[dtype], capability, sms, header["variant"].split(","))
+    elif direction == "copy":
+        x = _Shape((work["m"], work["n"]), _DTYPE_NAMES[dtype], 2, capability)
+        arguments, options = (x, x, x, x), {}
     elif direction == "quantize":
         arguments, options = _quantize(work, _DTYPE_NAMES[dtype], capability), {}
     elif direction == "append":

@@ -51,12 +51,15 @@ class GemmKernel:
     family: str
     #: Whether D is the sums of parts of k, which a second launch adds up.
     parted: bool = False
-    #: Columns that a program of that has.
-    merged: int = 512
     #: Registers of a thread of the second warpgroup (Hopper).
     registers: int = 232
     #: How often a program looks at most whether the others have come.
     looks: int = LOOKS
+
+    @property
+    def merged(self) -> int:
+        """Columns that a program has which adds up parts of k: of one row there are not many."""
+        return 128 if self.tile_m == 1 else 512
 
     @property
     def lang(self) -> str:
@@ -108,6 +111,15 @@ class GemmKernel:
         for piece in reversed(range(self.own_pieces - 1)):
             found = f"{cut.format(f'sums{piece}')} if piece == {piece} else {found}"
         return found
+
+    @property
+    def write_box(self) -> str:
+        """The call that makes D of a box of a warpgroup's products."""
+        piece = "piece" if self.own_pieces > 1 else "0" if self.turns else "g"
+        if self.parted:
+            return f"write_box(products, slots, turn, part, {piece})"
+        layout = "part_layout" if self.c_parts > 1 else "layout"
+        return f"write_box(products, c, d, slots, problem, turn, part, {piece}, {layout}, ADD_C, BOXES, SCALED)"
 
     @property
     def box_of_turn(self) -> str:
@@ -200,7 +212,9 @@ def _title(v: GemmVariant, gemm: Gemm) -> str:
 
 def _description(v: GemmVariant) -> str:
     copies = f"A warp copies k-steps of {v.tile_k} of A and B through a ring of {v.stages} slots, another copies tiles of C ahead, a third hands D to the copy engine."
-    if v.family == "gemm_triton":
+    if v.tile_m == 1:
+        how = f"{v.warps} warps multiply and add k-steps of {v.tile_k} element by element; a program has {v.tile_n} columns of one row."
+    elif v.family == "gemm_triton":
         how = f"Products of {v.warps} warps, {v.stages} k-steps of {v.tile_k} in flight; a program has one tile."
     elif v.family == "gemm_blackwell":
         how = (

@@ -10,7 +10,7 @@ The index is a JSON list, one object per kernel module, written by the generator
      "k_min": 320, "k_max": 767,      optional, inclusive
      "gpu": "H100",                   optional: for devices whose name has it; "": any
      "tile": [192, 128],              optional: rows and columns of its tiles of D
-     "use": "few",                    optional: "few" for products of few rows, "parts" for those whose tiles leave SMs idle; others: any
+     "use": "few",                    optional: "one" and "one, by columns" for products of one row, "few" for few rows, "parts" for tiles that leave SMs idle
      "preference": 10}                higher wins
 
 Among kernels of one preference that tell their tiles the one whose waves of tiles multiply least runs (`least_waves`): which sums an
@@ -37,8 +37,8 @@ FAMILY_VARIABLE = "TILECAST_GEMM_FAMILY"
 _FIELDS = ("module", "family", "c_bytes", "any_strides", "capability", "preference")
 _OPTIONAL = ("k_min", "k_max", "gpu", "tile", "use")
 _NO_LIMIT = 1 << 62
-#: Kernels of products with few rows, and those that share a tile's k among programs.
-FEW, PARTS = "few", "parts"
+#: Kernels of products with one row, B by rows or by columns, with few rows, and those that share a tile's k among programs.
+USES = ONE, ONE_COLUMN, FEW, PARTS = "one", "one, by columns", "few", "parts"
 #: Parts that k is shared among at most: a merge asks for all of an element's sums at once.
 MOST_PARTS = 32
 
@@ -55,7 +55,7 @@ class GemmEntry(Shipped):
     gpu: str = ""
     #: Rows and columns of a tile; None where the choice does not go by them.
     tile: tuple[int, int] | None = None
-    #: What it is kept for: `FEW`, `PARTS`, or "" for any product.
+    #: What it is kept for: one of `USES`, or "" for any product.
     use: str = ""
 
 
@@ -82,7 +82,10 @@ class Pace:
 #: and B; and paces: fitted to times by parts on an H200 (docs/gemm.md).  A k-step of 128 x 128 x 64 is 512 cycles of products, 0.26 us at
 #: 1.98 GHz, and an epilogue some 2200.
 _MERGE_US, _PART_US, _MERGE_BYTES, _MEMORY_BYTES = 0.7, 0.1, 1.2e7, 4.2e6
-PACES = {FEW: Pace(3, 64, 0.19, 0.6), PARTS: Pace(1, 64, 0.26, 1.3)}
+#: Programs of one row wait for all that they have asked for at every step; those of h200_gemm_one.csv were in view.
+PACES = {
+    ONE: Pace(6, 128, 1.0, 0.3), ONE_COLUMN: Pace(8, 512, 0.5, 1.0), FEW: Pace(3, 64, 0.19, 0.6), PARTS: Pace(1, 64, 0.26, 1.3),
+}  # fmt: skip
 
 
 def parts_of(
@@ -170,8 +173,8 @@ def _entry(row: Mapping[str, Any], where: str) -> GemmEntry:
 
 
 def _use(value: Any, where: str) -> str:
-    if value not in ("", FEW, PARTS):
-        raise RegistryError(f"{where}: use: expected '{FEW}' or '{PARTS}', got {value!r}")
+    if value not in ("", *USES):
+        raise RegistryError(f"{where}: use: expected {', '.join(map(repr, USES))}, got {value!r}")
     return str(value)
 
 

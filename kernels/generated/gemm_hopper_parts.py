@@ -95,8 +95,8 @@ def load_role(a_desc, b_desc, ring, problem, A_ROWS: gl.constexpr, B_ROWS: gl.co
 
 
 @gluon.jit
-def load_c_role(c_desc, slots, problem, ADD_C: gl.constexpr):
-    """Copies C ahead, once what lay in its slots has been stored; of rows that are all alike (ADD_C is 2) there are as many as in a box."""
+def load_c_role(c_desc, slots, problem):
+    """Copies C ahead, once what lay in its slots has been stored."""
     for turn in range(tile_count(problem)):
         row, column = tile_at(problem, turn)
         for part in gl.static_range(C_PARTS):
@@ -105,10 +105,7 @@ def load_c_role(c_desc, slots, problem, ADD_C: gl.constexpr):
                 full = slots.full.index(slot)
                 mbarrier.wait(slots.empty.index(slot), lap & 1 ^ 1)
                 mbarrier.expect(full, c_desc.block_type.nbytes)
-                first, start = row + piece * PIECE_M, column + part * PART_N
-                if ADD_C == 2:
-                    first = gl.to_tensor(0)
-                copy_tile(c_desc, [first, start], full, slots.tiles.index(slot))
+                copy_tile(c_desc, [row + piece * PIECE_M, column + part * PART_N], full, slots.tiles.index(slot))
 
 
 @gluon.jit
@@ -133,15 +130,16 @@ def slot_of(turn, part, piece):
     return piece * SLOTS + n % SLOTS, n // SLOTS
 
 
+# -- boxes of D --------------------------------------------------------------------------------------------------------
 @gluon.jit
-def sum_of(products, c, problem, ADD_C: gl.constexpr, SCALED: gl.constexpr):
-    """alpha times the products plus beta times C, in float32; factors of 1 cost nothing."""
-    if SCALED:
-        products = products * problem.alpha
-    if ADD_C:
-        c = c.to(gl.float32)
-        products += c * problem.beta if SCALED else c
-    return products
+def write_box(products, slots, turn, part: gl.constexpr, piece):
+    """Hands the sums of a box to the warp that stores them."""
+    slot, lap = slot_of(turn, part, piece)
+    tile = slots.tiles.index(slot)
+    mbarrier.wait(slots.empty.index(slot), lap & 1 ^ 1)
+    tile.store(products)
+    fence_async_shared()
+    mbarrier.arrive(slots.written.index(slot), count=1)
 
 
 # -- the warpgroups ----------------------------------------------------------------------------------------------------
@@ -168,8 +166,7 @@ def columns_of(sums, PART: gl.constexpr, layout: gl.constexpr):
 
 @gluon.jit
 def product_role(
-    g: gl.constexpr, ring, slots, problem, A_ROWS: gl.constexpr, B_ROWS: gl.constexpr, ADD_C: gl.constexpr,
-    SCALED: gl.constexpr,
+    g: gl.constexpr, ring, slots, problem, A_ROWS: gl.constexpr, B_ROWS: gl.constexpr,
 ):  # fmt: skip
     """PIECE_M rows of every tile: products, then D."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE_N, 16])
@@ -187,18 +184,8 @@ def product_role(
         mbarrier.arrive(ring.empty.index((n + problem.steps - 1) % STAGES), count=1)
 
         for part in gl.static_range(C_PARTS):
-            slot, lap = slot_of(turn, part, g)
-            tile = slots.tiles.index(slot)
             products = columns_of(sums, part, part_layout)
-            c = products
-            if ADD_C:
-                mbarrier.wait(slots.full.index(slot), lap & 1)
-                c = tile.load(part_layout)
-            else:
-                mbarrier.wait(slots.empty.index(slot), lap & 1 ^ 1)
-            tile.store(sum_of(products, c, problem, ADD_C, SCALED).to(slots.tiles.dtype))
-            fence_async_shared()
-            mbarrier.arrive(slots.written.index(slot), count=1)
+            write_box(products, slots, turn, part, g)
 
 
 # Sizes vary from call to call: specialised on them, the kernel would be compiled anew for many.
@@ -216,25 +203,21 @@ def multiply(
     tiles = gl.allocate_shared_memory(d_desc.dtype, [2 * SLOTS] + d_desc.block_type.shape, d_desc.layout)
     slots = Slots(tiles, ring.full, barriers(2 * SLOTS, 1), barriers(2 * SLOTS, 1))
     fence_async_shared()
-    if ADD_C:
-        gl.warp_specialize([
-            (product_role, (gl.constexpr(0), ring, slots, problem, A_ROWS, B_ROWS, ADD_C, SCALED)),
-            (product_role, (gl.constexpr(1), ring, slots, problem, A_ROWS, B_ROWS, ADD_C, SCALED)),
-            (load_role, (a_desc, b_desc, ring, problem, A_ROWS, B_ROWS)),
-            (load_c_role, (c_desc, slots, problem, ADD_C)),
-            (store_role, (d_desc, slots, problem)),
-        ], [4, 1, 1, 1], [232, 24, 24, 24])  # fmt: skip
-    else:
-        gl.warp_specialize([
-            (product_role, (gl.constexpr(0), ring, slots, problem, A_ROWS, B_ROWS, ADD_C, SCALED)),
-            (product_role, (gl.constexpr(1), ring, slots, problem, A_ROWS, B_ROWS, ADD_C, SCALED)),
-            (load_role, (a_desc, b_desc, ring, problem, A_ROWS, B_ROWS)),
-            (store_role, (d_desc, slots, problem)),
-        ], [4, 1, 1], [232, 24, 24])  # fmt: skip
+    gl.warp_specialize([
+        (product_role, (gl.constexpr(0), ring, slots, problem, A_ROWS, B_ROWS)),
+        (product_role, (gl.constexpr(1), ring, slots, problem, A_ROWS, B_ROWS)),
+        (load_role, (a_desc, b_desc, ring, problem, A_ROWS, B_ROWS)),
+        (store_role, (d_desc, slots, problem)),
+    ], [4, 1, 1], [232, 24, 24])  # fmt: skip
 
 
 DTYPES = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16, "torch.float32": gl.float32}
 C_BYTES = 4  # of an element of C and D: what the slots have room for
+
+
+def in_boxes(x):
+    """Whether the copy engine takes a matrix by rows."""
+    return x.stride(1) == 1 and x.stride(0) > 0 and not x.stride(0) * x.element_size() % 16 and not x.data_ptr() % 16
 
 
 def plan(a, b, c, d, alpha, beta, sms=None):
@@ -247,34 +230,28 @@ def plan(a, b, c, d, alpha, beta, sms=None):
     adds = c is not None and beta != 0
     if adds or shape[0] % part_rows(a.shape[0]) or alpha != 1:
         raise ValueError(f"d: expected a whole number of {part_rows(a.shape[0])} rows for sums alone, got {[*d.shape]}")
-    alike = adds and c.shape[0] == PIECE_M.value != shape[0]
     for name, x in (("b", b), ("c", c), ("d", d)):
         if x is None or (name == "c" and not adds):
             continue
-        want = (
-            (str(d.dtype), PIECE_M.value if name == "c" and alike else shape[0], shape[1])
-            if name != "b"
-            else (str(a.dtype), *b.shape)
-        )
+        want = (str(d.dtype), *shape) if name != "b" else (str(a.dtype), *b.shape)
         if (str(x.dtype), *x.shape) != want or x.device != a.device:
             raise ValueError(f"{name}: expected {want} on {a.device}, got {(str(x.dtype), *x.shape)} on {x.device}")
     if str(d.dtype) not in DTYPES or d.element_size() > C_BYTES:
         raise ValueError(f"d: expected bf16, fp16{' or fp32' if C_BYTES == 4 else ''}, got {d.dtype}")
-    for name, x in (("a", a), ("b", b), ("c", c), ("d", d)):
-        if x is None or (name == "c" and not adds):
-            continue
-        rows = x.stride(1) == 1 or name in "cd"
-        if x.stride(1 if rows else 0) != 1 or x.stride(0 if rows else 1) * x.element_size() % 16 or x.data_ptr() % 16:
+    for name, x in (("a", a), ("b", b)):
+        if not in_boxes(x) and not in_boxes(x.t()):
             raise ValueError(
-                f"{name}: expected rows{' or columns' if name in 'ab' else ''} without gaps that start at 16 bytes, got strides {[*x.stride()]}"
+                f"{name}: expected rows or columns without gaps that start at 16 bytes, got strides {[*x.stride()]}"
             )
+    if not in_boxes(d):
+        raise ValueError(f"d: expected rows without gaps that start at 16 bytes, got strides {[*d.stride()]}")
     if d.numel() == 0:  # the copy engine knows no empty tensors
         return ()
-    a_rows, b_rows = a.stride(1) == 1, b.stride(1) == 1
+    a_rows, b_rows = in_boxes(a), in_boxes(b)
     boxes = (
         (a if a_rows else a.t(), [PIECE_M.value, TILE_K.value] if a_rows else [TILE_K.value, PIECE_M.value]),
         (b if b_rows else b.t(), [TILE_K.value, TILE_N.value] if b_rows else [TILE_N.value, TILE_K.value]),
-        (c if adds else d, [PIECE_M.value, PART_N.value]),
+        (d, [PIECE_M.value, PART_N.value]),
         (d, [PIECE_M.value, PART_N.value]),
     )
     descriptors = [
@@ -290,7 +267,7 @@ def plan(a, b, c, d, alpha, beta, sms=None):
         *sizes,
         a_rows,
         b_rows,
-        2 if alike else adds,
+        False,
         alpha != 1 or beta not in (0, 1),
     )
 

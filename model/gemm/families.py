@@ -78,6 +78,8 @@ def _common(v: GemmVariant, gemm: Gemm, machine: Machine) -> Verdict:
         return Verdict(f"family {v.family} has tiles of a power of two of rows, got tile_m 192", "use tile_m=128")
     if v.tile_m < 64 and v.family != "gemm_triton":
         return Verdict(f"a product of family {v.family} has 64 rows or more, got tile_m {v.tile_m}", "use tile_m=64")
+    if v.tile_n < 32 and v.tile_m > 1:
+        return Verdict(f"only tiles of one row have fewer than 32 columns, got tile_m {v.tile_m} and tile_n {v.tile_n}", "use tile_n=32")  # fmt: skip
     if v.in_step and v.family != "gemm_hopper":
         return Verdict(f"programs of family {v.family} do not meet, got in_step {v.in_step}", "use in_step=0")
     if kind is not None and machine.tensor_kind != kind:

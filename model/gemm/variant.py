@@ -10,7 +10,7 @@ from tilecast.model.kernel.verdict import VariantError
 
 FAMILY_NAMES = ("gemm_hopper", "gemm_blackwell", "gemm_triton")
 _CHOICES: dict[str, tuple[int, ...]] = {
-    "tile_m": (16, 64, 128, 192, 256), "tile_n": (32, 64, 128, 256), "tile_k": (16, 32, 64, 128), "accumulators": (1, 2),
+    "tile_m": (1, 16, 64, 128, 192, 256), "tile_n": (4, 32, 64, 128, 256), "tile_k": (16, 32, 64, 128, 512), "accumulators": (1, 2),
     "c_parts": (1, 2, 4, 8), "cta_group": (1, 2), "warps": (4, 8),
 }  # fmt: skip
 _RANGES = {"stages": (1, 16), "c_stages": (1, 16), "group_m": (1, 1024), "in_step": (0, 1024)}

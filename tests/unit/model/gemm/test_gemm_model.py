@@ -288,7 +288,7 @@ def test_variants_as_text_and_back() -> None:
     v = replace(BLACKWELL, accumulators=2)
     assert parse_gemm_variant(gemm_variant_text(v), GemmVariant("gemm_blackwell")) == v
     for text, words in (
-        ("tile_n=100", "one of 32, 64, 128, 256"), ("acumulators=2", "accumulators"), ("stages=x", "whole number"),
+        ("tile_n=100", "one of 4, 32, 64, 128, 256"), ("acumulators=2", "accumulators"), ("stages=x", "whole number"),
         ("family=gemm_hoper", "gemm_hopper"), ("family=gemm_hopper", "does not run here"), ("stages=99", "1 to 16"),
     ):  # fmt: skip
         with pytest.raises(VariantError, match=words):
