@@ -51,6 +51,8 @@ class GemmKernel:
     family: str
     #: Whether D is the sums of parts of k, which a second launch adds up.
     parted: bool = False
+    #: Of which there are so many where a call does not say.
+    parts: int = 1
     #: Registers of a thread of the second warpgroup (Hopper).
     registers: int = 232
     #: How often a program looks at most whether the others have come.
@@ -168,7 +170,7 @@ def generate_gemm(
     clock: str | float = "sustained", parted: bool = False,
 ) -> GeneratedGemm:  # fmt: skip
     """The kernel of ``variant`` (default: the best by forecast that can be written); ``parted``: that can share a tile's k among programs,
-    whose sums a second launch adds up (the portable kernel always can).  The forecast is of k that is not parted.
+    whose sums a second launch adds up (the portable kernel always can), as one of a variant of several ``parts`` does.
 
     Raises VariantError, with the violated resource, by how much and the lever, for a variant that cannot be written.
     """
@@ -186,7 +188,9 @@ def generate_gemm(
         "variant": gemm_variant_text(made),
         "workload": gemm.as_dict(),
     }
-    source = render(f"{made.family}.py.j2", {"k": context(made, gemm, parted), "header": header_text(header)})
+    source = render(
+        f"{made.family}.py.j2", {"k": context(made, gemm, parted or made.parts > 1), "header": header_text(header)}
+    )
     return GeneratedGemm(source, header, made, forecast)
 
 
@@ -194,9 +198,10 @@ def context(variant: GemmVariant, gemm: Gemm, parted: bool = False) -> GemmKerne
     """What a template reads of a legal variant (``parted``: `generate_gemm`)."""
     return GemmKernel(
         title=_title(variant, gemm), description=_description(variant), tile_m=variant.tile_m, tile_n=variant.tile_n,
-        tile_k=variant.tile_k, stages=variant.stages, group_m=variant.group_m, c_bytes=max(gemm.c_bytes, gemm.d_bytes),
+        tile_k=variant.tile_k, stages=variant.stages, group_m=variant.group_m,
+        c_bytes=4 if parted else max(gemm.c_bytes, gemm.d_bytes),
         accumulators=variant.accumulators, c_stages=variant.c_stages, c_parts=variant.c_parts, warps=variant.warps, in_step=variant.in_step,
-        family=variant.family, parted=parted,
+        family=variant.family, parted=parted, parts=variant.parts,
     )  # fmt: skip
 
 
