@@ -24,6 +24,7 @@ from tilecast.kernels.gemm.registry import (
     ONE_COLUMN,
     PACES,
     PARTS,
+    SMALL,
     GemmEntry,
     candidates,
     least_waves,
@@ -47,8 +48,8 @@ _COPY, _LINE = "gemm_copy", 128
 #: a fifth where rows start at odd multiples of 16 bytes, a twelfth at odd multiples of 32 (an H200; docs/gemm.md): columns or rows of the
 #: other matrix for which that is a quarter more, by the step's largest power of two, and the elements that take 2 us.
 _COPY_OTHERS, _COPY_ELEMENTS = {16: 2200, 32: 5500}, 1_500_000
-#: Elements of D up to which its float32 sums stay in L2, and of a matrix up to which few rows load it element by element for less than a copy.
-_MOST_SUMS, _MOST_SINGLE = 8_000_000, 1_000_000
+#: Elements of D up to which a launch that makes it of sums pays, which L2 holds, and of a matrix up to which few rows load it element by element for less than a copy.
+_MOST_SUMS, _MOST_SINGLE = 4_000_000, 1_000_000
 _launchers: dict[Any, Any] = {}
 
 
@@ -178,15 +179,19 @@ def _compute(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> Any
         else:
             whole(a, b, c if beta else None, out, alpha, beta)
         return None
+    launch, _, tile = shared.get(SMALL, (None, None, None))
+    small = launch is not None and -(-out.shape[0] // tile[0]) * -(-out.shape[1] // tile[1]) <= sms
+    if not small:
+        launch = launches[least_waves(tiles, out.shape[0], out.shape[1], sms) if tiles else 0]
     if PARTS in shared:
         _, parted, tile = shared[PARTS]
-        parts = parts_of(PACES[PARTS], tile, out.shape[0], out.shape[1], a.shape[1], sms, tiles)
-        # A launch that makes D of sums brings a C and a D that lie anyhow to their places faster than warpgroups do, from what L2 holds.
-        anyhow = not _boxes(out) or bool(beta and c.stride(0) and not _boxes(c))
+        parts = parts_of(PACES[PARTS], tile, out.shape[0], out.shape[1], a.shape[1], sms, tiles, small)
+        # A launch that makes D of sums brings a C and a D that lie anyhow to their places faster than warpgroups do, from what L2 holds; a row,
+        # a column or a number for C is no work.
+        anyhow = not _boxes(out) or bool(beta and 0 not in c.stride() and not _boxes(c))
         if parts > 1 or (anyhow and out.numel() <= _MOST_SUMS):
             parted(*_paced(a, b, key[0]), c if beta else None, out, alpha, beta, parts)
             return None
-    launch = launches[least_waves(tiles, out.shape[0], out.shape[1], sms) if tiles else 0]
     # Copies that the copy engine reads cost less than products of what it cannot (docs/gemm.md).
     given = (a, b) if any_strides else _paced(a, b, key[0])
     launch(*given, c if beta else None, out, alpha, beta)
@@ -281,13 +286,15 @@ def _find(
     _, same = next(itertools.groupby(found, lambda e: (e.preference, e.tile is not None)))
     some = tuple(same) if found[0].tile is not None else found[:1]
     launches = tuple(on_device(_launcher(e), device) for e in some)
-    shared = _shared(capability, device, some[0].any_strides)
+    shared = _shared(capability, device, c_bytes, some[0].any_strides)
     return some[0].any_strides, launches, tuple(e.tile for e in some) if len(some) > 1 else (), sms, shared
 
 
-def _shared(capability: tuple[int, int], device: int, portable: bool) -> dict[str, Any]:
+def _shared(capability: tuple[int, int], device: int, c_bytes: int, portable: bool) -> dict[str, Any]:
     """`USES` -> (launch of a whole k, launch of parts, tile) of the kernels kept for them; of parts only beside kernels of its kind."""
-    found = {use: sharing(capability, use) for use in (ONE, ONE_COLUMN, FEW, *(() if portable else (PARTS,)))}
+    found = {
+        use: sharing(capability, use, c_bytes) for use in (ONE, ONE_COLUMN, FEW, *(() if portable else (SMALL, PARTS)))
+    }
     return {
         use: (on_device(_launcher(e), device), on_device(_launcher(e, parted_launcher), device), e.tile)
         for use, e in found.items()

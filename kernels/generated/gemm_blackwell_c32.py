@@ -145,8 +145,21 @@ def elements(row, column, problem, row_step, column_step):
 
 
 @gluon.jit
+def row_of_c(c, problem, turn, part: gl.constexpr, layout: gl.constexpr, ADD_C: gl.constexpr):
+    """Of a C that has one row for all, what belongs to a box; of one that has one number, that; asked for before it is needed."""
+    if ADD_C == 2:
+        _, column = tile_at(problem, turn)
+        columns = column + part * PART_N + gl.arange(0, PART_N, layout=gl.SliceLayout(0, layout))
+        return gl.load(c + columns, mask=columns < problem.n, other=0.0)[None, :]
+    elif ADD_C == 4:
+        return gl.load(c)
+    else:
+        return 0
+
+
+@gluon.jit
 def write_box(
-    products, c, d, slots, problem, turn, part: gl.constexpr, piece, layout: gl.constexpr, ADD_C: gl.constexpr, BOXES: gl.constexpr,
+    products, row_c, c, d, slots, problem, turn, part: gl.constexpr, piece, layout: gl.constexpr, ADD_C: gl.constexpr, BOXES: gl.constexpr,
     SCALED: gl.constexpr,
 ):  # fmt: skip
     """D of a box of products: to the warp that stores it, or with no BOXES where it belongs."""
@@ -155,9 +168,8 @@ def write_box(
     row, column = tile_at(problem, turn)
     row, column = row + piece * PIECE_M, column + part * PART_N
     added = products
-    if ADD_C == 2:
-        columns = column + gl.arange(0, PART_N, layout=gl.SliceLayout(0, layout))
-        added = gl.load(c + columns.to(gl.int64) * problem.c_column, mask=columns < problem.n, other=0.0)[None, :]
+    if ADD_C == 2 or ADD_C == 4:
+        added = row_c
     if ADD_C == 1:
         mbarrier.wait(slots.full.index(slot), lap & 1)
     elif BOXES:
@@ -165,7 +177,7 @@ def write_box(
     if ADD_C == 3:
         at, inside = elements(row, column, problem, problem.c_row, problem.c_column)
         tile.store(gl.load(c + at, mask=inside, other=0.0))
-    if ADD_C % 2:
+    if ADD_C == 1 or ADD_C == 3:
         added = tile.load(layout)
     tile.store(sum_of(products, added, problem, ADD_C, SCALED).to(slots.tiles.dtype))
     if BOXES:
@@ -226,12 +238,18 @@ def write_role(sums, c, d, slots, problem, ADD_C: gl.constexpr, BOXES: gl.conste
     """From sums and C to D in shared memory, tile by tile."""
     for turn in range(tile_count(problem)):
         place = turn % ACCUMULATORS
+        ahead = row_of_c(c, problem, turn, 0, row_per_thread(PART_N), ADD_C)
         mbarrier.wait(sums.full.index(place), turn // ACCUMULATORS & 1)
         for part in gl.static_range(C_PARTS):
             products = sums.tiles.index(place).slice(part * PART_N, PART_N).load(row_per_thread(PART_N))
             if part == C_PARTS - 1:
                 mbarrier.arrive(sums.empty.index(place), count=1)
-            write_box(products, c, d, slots, problem, turn, part, 0, row_per_thread(PART_N), ADD_C, BOXES, SCALED)
+            row_c = ahead
+            if part + 1 < C_PARTS:
+                ahead = row_of_c(c, problem, turn, part + 1, row_per_thread(PART_N), ADD_C)
+            write_box(
+                products, row_c, c, d, slots, problem, turn, part, 0, row_per_thread(PART_N), ADD_C, BOXES, SCALED
+            )
 
 
 # Sizes vary from call to call: specialised on them, the kernel would be compiled anew for many.
@@ -240,7 +258,7 @@ def multiply(
     a_desc, b_desc, c_desc, d_desc, rows, columns, steps, m, n, c_row, c_column, d_row, d_column, alpha, beta, A_ROWS: gl.constexpr,
     B_ROWS: gl.constexpr, ADD_C: gl.constexpr, BOXES: gl.constexpr, SCALED: gl.constexpr,
 ):  # fmt: skip
-    """Allocate, set up the barriers, and start the roles.  ADD_C: 1 for C in boxes, 2 for one row of all, 3 for any; of 2 and 3, and of D with no BOXES, the descriptors are pointers."""
+    """Allocate, set up the barriers, and start the roles.  ADD_C: 1 for C in boxes, 2 for one row of all, 3 for any, 4 for one number; of 2 to 4, and of D with no BOXES, the descriptors are pointers."""
     problem = Problem(rows, columns, steps, m, n, c_row, c_column, d_row, d_column, alpha, beta)
     a = gl.allocate_shared_memory(a_desc.dtype, [STAGES] + a_desc.block_type.shape, a_desc.layout)
     b = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout)
@@ -316,9 +334,10 @@ def plan(a, b, c, d, alpha, beta, sms=None):
     if d.numel() == 0:  # the copy engine knows no empty tensors
         return ()
     a_rows, b_rows = in_boxes(a), in_boxes(b)
-    # A C whose rows are all alike is one row; C comes in boxes only beside a D that does.
+    # A C whose rows are all alike is one row, or one number; C comes in boxes only beside a D that does.
     out_boxes = in_boxes(d)
-    add_c = 0 if not adds else 2 if c.stride(0) == 0 else 1 if out_boxes and in_boxes(c) else 3
+    one = {0: 4, 1: 2}.get(c.stride(1), 3) if adds and c.stride(0) == 0 else 3
+    add_c = 0 if not adds else 1 if out_boxes and in_boxes(c) else one
     c = c if adds else d
     boxes = (
         (a if a_rows else a.t(), [PIECE_M.value, TILE_K.value] if a_rows else [TILE_K.value, PIECE_M.value]),

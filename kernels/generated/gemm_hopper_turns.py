@@ -144,8 +144,21 @@ def elements(row, column, problem, row_step, column_step):
 
 
 @gluon.jit
+def row_of_c(c, problem, turn, part: gl.constexpr, layout: gl.constexpr, ADD_C: gl.constexpr):
+    """Of a C that has one row for all, what belongs to a box; of one that has one number, that; asked for before it is needed."""
+    if ADD_C == 2:
+        _, column = tile_at(problem, turn)
+        columns = column + part * PART_N + gl.arange(0, PART_N, layout=gl.SliceLayout(0, layout))
+        return gl.load(c + columns, mask=columns < problem.n, other=0.0)[None, :]
+    elif ADD_C == 4:
+        return gl.load(c)
+    else:
+        return 0
+
+
+@gluon.jit
 def write_box(
-    products, c, d, slots, problem, turn, part: gl.constexpr, piece, layout: gl.constexpr, ADD_C: gl.constexpr, BOXES: gl.constexpr,
+    products, row_c, c, d, slots, problem, turn, part: gl.constexpr, piece, layout: gl.constexpr, ADD_C: gl.constexpr, BOXES: gl.constexpr,
     SCALED: gl.constexpr,
 ):  # fmt: skip
     """D of a box of products: to the warp that stores it, or with no BOXES where it belongs."""
@@ -154,9 +167,8 @@ def write_box(
     row, column = tile_at(problem, turn)
     row, column = row + piece * PIECE_M, column + part * PART_N
     added = products
-    if ADD_C == 2:
-        columns = column + gl.arange(0, PART_N, layout=gl.SliceLayout(0, layout))
-        added = gl.load(c + columns.to(gl.int64) * problem.c_column, mask=columns < problem.n, other=0.0)[None, :]
+    if ADD_C == 2 or ADD_C == 4:
+        added = row_c
     if ADD_C == 1:
         mbarrier.wait(slots.full.index(slot), lap & 1)
     elif BOXES:
@@ -164,7 +176,7 @@ def write_box(
     if ADD_C == 3:
         at, inside = elements(row, column, problem, problem.c_row, problem.c_column)
         tile.store(gl.load(c + at, mask=inside, other=0.0))
-    if ADD_C % 2:
+    if ADD_C == 1 or ADD_C == 3:
         added = tile.load(layout)
     tile.store(sum_of(products, added, problem, ADD_C, SCALED).to(slots.tiles.dtype))
     if BOXES:
@@ -228,12 +240,16 @@ def product_role(
             sums = warpgroup_mma_init(warpgroup_mma_wait(1, deps=[sums]))
             mbarrier.arrive(ring.empty.index((n + step - 1) % STAGES), count=1)
         mbarrier.arrive(turns.index(1 - g), count=1)
+        ahead = row_of_c(c, problem, turn, 0, part_layout, ADD_C)
         sums = warpgroup_mma_wait(0, deps=[sums])
         mbarrier.arrive(ring.empty.index((n + problem.steps - 1) % STAGES), count=1)
 
         for part in gl.static_range(C_PARTS):
+            row_c = ahead
+            if part + 1 < C_PARTS:
+                ahead = row_of_c(c, problem, turn, part + 1, part_layout, ADD_C)
             products = columns_of(sums, part, part_layout)
-            write_box(products, c, d, slots, problem, turn, part, 0, part_layout, ADD_C, BOXES, SCALED)
+            write_box(products, row_c, c, d, slots, problem, turn, part, 0, part_layout, ADD_C, BOXES, SCALED)
 
 
 # Sizes vary from call to call: specialised on them, the kernel would be compiled anew for many.
@@ -242,7 +258,7 @@ def multiply(
     a_desc, b_desc, c_desc, d_desc, rows, columns, steps, m, n, c_row, c_column, d_row, d_column, alpha, beta, A_ROWS: gl.constexpr,
     B_ROWS: gl.constexpr, ADD_C: gl.constexpr, BOXES: gl.constexpr, SCALED: gl.constexpr,
 ):  # fmt: skip
-    """Allocate, set up the barriers, and start the roles.  ADD_C: 1 for C in boxes, 2 for one row of all, 3 for any; of 2 and 3, and of D with no BOXES, the descriptors are pointers."""
+    """Allocate, set up the barriers, and start the roles.  ADD_C: 1 for C in boxes, 2 for one row of all, 3 for any, 4 for one number; of 2 to 4, and of D with no BOXES, the descriptors are pointers."""
     problem = Problem(rows, columns, steps, m, n, c_row, c_column, d_row, d_column, alpha, beta)
     gl.assume(steps > 0)
     a = gl.allocate_shared_memory(a_desc.dtype, [STAGES * PIECES] + a_desc.block_type.shape, a_desc.layout)
@@ -318,9 +334,10 @@ def plan(a, b, c, d, alpha, beta, sms=None):
     if d.numel() == 0:  # the copy engine knows no empty tensors
         return ()
     a_rows, b_rows = in_boxes(a), in_boxes(b)
-    # A C whose rows are all alike is one row; C comes in boxes only beside a D that does.
+    # A C whose rows are all alike is one row, or one number; C comes in boxes only beside a D that does.
     out_boxes = in_boxes(d)
-    add_c = 0 if not adds else 2 if c.stride(0) == 0 else 1 if out_boxes and in_boxes(c) else 3
+    one = {0: 4, 1: 2}.get(c.stride(1), 3) if adds and c.stride(0) == 0 else 3
+    add_c = 0 if not adds else 1 if out_boxes and in_boxes(c) else one
     c = c if adds else d
     boxes = (
         (a if a_rows else a.t(), [PIECE_M.value, TILE_K.value] if a_rows else [TILE_K.value, PIECE_M.value]),

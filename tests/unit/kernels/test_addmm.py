@@ -109,9 +109,9 @@ def test_a_call_met_before_starts_at_once(launched) -> None:  # type: ignore[no-
     ],
 )  # fmt: skip
 def test_k_and_the_width_of_c_choose(launched, monkeypatch, k, wide, module) -> None:  # type: ignore[no-untyped-def]
-    # So many tiles that a k in parts ends no earlier.
+    # So many tiles that a k in parts ends no earlier, and small ones make two waves.
     monkeypatch.setattr(operator, "_device", lambda device: ("NVIDIA H200", 1))
-    c, a, b = tensors(48, 40, k, wide=wide)
+    c, a, b = tensors(48, 72, k, wide=wide)
     out = tilecast.addmm(c, a, b, beta=0.5, alpha=2.0)
     assert launched == [module]
     assert out.dtype == wide and near(out, c, a, b, 0.5, 2.0)
@@ -132,10 +132,10 @@ def test_waves_of_tiles_choose_where_k_leaves_several(m, n, k, module) -> None: 
 
 
 def test_the_choice_by_waves_is_made_for_every_call(launched, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(operator, "_device", lambda device: ("NVIDIA H200", 2))
+    monkeypatch.setattr(operator, "_device", lambda device: ("NVIDIA H200", 1))
     # Parts of k would end earlier here, and are another choice.
     monkeypatch.setattr(operator, "parts_of", lambda *_: 1)
-    for m, module in ((384, "gemm_hopper_tall"), (128, "gemm_hopper_long"), (384, "gemm_hopper_tall")):
+    for m, module in ((192, "gemm_hopper_tall"), (128, "gemm_hopper_long"), (192, "gemm_hopper_tall")):
         launched.clear()
         c, a, b = tensors(m, 128, 1536)
         assert near(tilecast.addmm(c, a, b), c, a, b)
@@ -196,7 +196,7 @@ def test_few_rows_and_few_tiles_have_kernels_of_their_own(launched, m, n, k, mod
     assert tilecast.addmm(out, a, b, out=out) is out and near(out, c, a, b) and launched[0].startswith(module)
 
 
-@pytest.mark.parametrize("use", registry.USES)
+@pytest.mark.parametrize("use", [use for use in registry.USES if use != registry.SMALL])
 def test_k_is_parted_where_tiles_leave_sms_idle_and_not_where_they_fill_them(use) -> None:  # type: ignore[no-untyped-def]
     pace, entry = registry.PACES[use], registry.sharing((9, 0), use)
     rows, columns = entry.tile
@@ -256,6 +256,20 @@ def test_long_products_read_rows_of_whole_lines(launched, monkeypatch) -> None: 
     assert read(torch.randn(100, 21).to(BF16), 8).stride() == (24, 1)
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k", "wide", "module"),
+    [
+        # 96 tiles of 128 x 64, and 160; a k so long that parts of it end earlier.
+        (2048, 384, 256, BF16, "gemm_hopper_small"), (2048, 384, 40, FP32, "gemm_hopper_c32_small"), (2048, 640, 256, BF16, "gemm_hopper_short"),
+        (256, 384, 4096, BF16, "gemm_hopper_parts"),
+    ],
+)  # fmt: skip
+def test_small_tiles_run_where_they_make_one_wave(launched, m, n, k, wide, module) -> None:  # type: ignore[no-untyped-def]
+    c, a, b = tensors(m, n, k, wide=wide)
+    assert near(tilecast.addmm(c[0], a, b), c[0].expand(c.shape), a, b)
+    assert launched[0].split()[0] == module
+
+
 def test_few_rows_are_loaded_in_vectors_of_what_is_large(launched, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """Copies along k of what would be loaded element by element, none of what would not and of small matrices."""
     monkeypatch.setattr(operator, "_MOST_SINGLE", 24 * 40)
@@ -281,8 +295,8 @@ def test_a_result_by_columns_is_the_transposed_product_by_the_kernels_of_others(
     c, a, b = tensors()
     by_columns = c.t().contiguous().t()
     for beta, given, out, module in (
-        (1.0, by_columns, by_columns.clone(), "gemm_hopper_short"), (0.5, by_columns, None, "gemm_hopper_short"),
-        (0.0, c, by_columns.clone(), "gemm_hopper_short"), (1.0, c, by_columns.clone(), "gemm_hopper_parts in 1"),
+        (1.0, by_columns, by_columns.clone(), "gemm_hopper_small"), (0.5, by_columns, None, "gemm_hopper_small"),
+        (0.0, c, by_columns.clone(), "gemm_hopper_small"), (1.0, c, by_columns.clone(), "gemm_hopper_parts in 1"),
     ):  # fmt: skip
         launched.clear()
         place = given.clone() if out is None else out
