@@ -50,6 +50,8 @@ _COPY, _LINE = "gemm_copy", 128
 _COPY_OTHERS, _COPY_ELEMENTS = {16: 2200, 32: 5500}, 1_500_000
 #: Elements of D up to which a launch that makes it of sums pays, which L2 holds, and of a matrix up to which few rows load it element by element for less than a copy.
 _MOST_SUMS, _MOST_SINGLE = 4_000_000, 1_000_000
+#: k below which small tiles are ahead in two waves too, by 1.1 times and by forecast as in one.
+_TWO_WAVES = 704
 _launchers: dict[Any, Any] = {}
 
 
@@ -166,21 +168,22 @@ def _compute(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> Any
     few = min(out.shape)
     use = ONE if few == 1 else FEW if few <= _FEW else ""
     if use in shared:
-        if out.shape[1] < out.shape[0]:
+        turned = out.shape[1] < out.shape[0]
+        if turned:
             a, b, c, out = b.t(), a.t(), c.t(), out.t()
+        given = (a, b)
         if use == ONE and b.stride(0) < b.stride(1):
             use = ONE_COLUMN
         elif use == FEW:
-            a, b = _in_vectors(a, b, key[0])
+            given = _in_vectors(a, b, key[0])
         whole, parted, tile = shared[use]
         parts = parts_of(PACES[use], tile, out.shape[0], out.shape[1], a.shape[1], sms)
-        if parts > 1:
-            parted(a, b, c if beta else None, out, alpha, beta, parts)
-        else:
-            whole(a, b, c if beta else None, out, alpha, beta)
-        return None
+        launch = functools.partial(parted, parts=parts) if parts > 1 else whole
+        launch(*given, c if beta else None, out, alpha, beta)
+        return _again(launch, turned, alpha, beta) if given[0] is a and given[1] is b else None
     launch, _, tile = shared.get(SMALL, (None, None, None))
-    small = launch is not None and -(-out.shape[0] // tile[0]) * -(-out.shape[1] // tile[1]) <= sms
+    waves = 2 if a.shape[1] < _TWO_WAVES else 1
+    small = launch is not None and -(-out.shape[0] // tile[0]) * -(-out.shape[1] // tile[1]) <= waves * sms
     if not small:
         launch = launches[least_waves(tiles, out.shape[0], out.shape[1], sms) if tiles else 0]
     if PARTS in shared:
@@ -190,14 +193,31 @@ def _compute(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> Any
         # a column or a number for C is no work.
         anyhow = not _boxes(out) or bool(beta and 0 not in c.stride() and not _boxes(c))
         if parts > 1 or (anyhow and out.numel() <= _MOST_SUMS):
-            parted(*_paced(a, b, key[0]), c if beta else None, out, alpha, beta, parts)
-            return None
-    # Copies that the copy engine reads cost less than products of what it cannot (docs/gemm.md).
+            given = _paced(a, b, key[0])
+            launch = functools.partial(parted, parts=parts)
+            launch(*given, c if beta else None, out, alpha, beta)
+            return _again(launch, False, alpha, beta) if given[0] is a and given[1] is b else None
+    # Copies that the copy engine reads cost less than products of what it does not (docs/gemm.md).
     given = (a, b) if any_strides else _paced(a, b, key[0])
     launch(*given, c if beta else None, out, alpha, beta)
     if given[0] is not a or given[1] is not b or not hasattr(launch, "started"):
         return None
     return functools.partial(_known_call, launch, (a, b, c if beta else None, out, alpha, beta))
+
+
+def _again(launch: Any, turned: bool, alpha: float, beta: float) -> Any:
+    """As `_known_call` of a launch that keeps its plans itself, of the transposed product where ``turned``."""
+
+    def known(c: Any, a: Any, b: Any) -> Any:
+        out = _empty(c, a, b)
+        added = (c if c.shape == out.shape else c.expand(out.shape)) if beta else None
+        if turned:
+            launch(b.t(), a.t(), None if added is None else added.t(), out.t(), alpha, beta)
+        else:
+            launch(a, b, added, out, alpha, beta)
+        return out
+
+    return lambda: known
 
 
 def _known_call(launch: Any, arguments: tuple[Any, ...]) -> Any:

@@ -90,8 +90,9 @@ PACES = {
 }  # fmt: skip
 
 
+@functools.lru_cache(maxsize=1 << 12)
 def parts_of(
-    pace: Pace, tile: tuple[int, int], m: int, n: int, k: int, sms: int, whole: Sequence[tuple[int, int]] = (),
+    pace: Pace, tile: tuple[int, int], m: int, n: int, k: int, sms: int, whole: tuple[tuple[int, int], ...] = (),
     small: bool = False,
 ) -> int:  # fmt: skip
     """Parts of k for which an (m, n) product of ``tile`` ends first on ``sms`` SMs; 1 where none is faster than a k in one.
