@@ -402,11 +402,15 @@ def _tensors(
 
 
 def _gemm(work: Mapping[str, Any], dtype: str, capability: int) -> tuple[Any, ...]:
-    """What ``launch`` of a GEMM kernel takes: A and B of ``dtype`` by rows, C and D as wide as the kernel's."""
+    """What ``launch`` of a GEMM kernel takes: A and B of ``dtype`` by rows, C and D as wide as the kernel's, by rows unless ``work`` has their
+    strides (c_strides, d_strides)."""
     m, n, k = work["m"], work["n"], work["k"]
     wide = work["d_dtype"] == "fp32"
-    outer = _Shape((m, n), "torch.float32" if wide else dtype, 4 if wide else 2, capability)
-    return _Shape((m, k), dtype, 2, capability), _Shape((k, n), dtype, 2, capability), outer, outer, work["alpha"], work["beta"]  # fmt: skip
+    c, d = (
+        _Shape((m, n), "torch.float32" if wide else dtype, 4 if wide else 2, capability, work.get(f"{name}_strides"))
+        for name in "cd"
+    )
+    return _Shape((m, k), dtype, 2, capability), _Shape((k, n), dtype, 2, capability), c, d, work["alpha"], work["beta"]
 
 
 def _serving(

@@ -32,3 +32,21 @@ def test_latent_attention_in_batches_that_fill_the_device_has_none() -> None:
     shape = {**load_source(file).TILECAST["workload"], "batch": 132, "heads_q": 16, "seqlen_k": 4096}
     (kernel,) = compile_kernels(file, "sm_90a", shape=shape)
     assert "wgmma" in kernel.ptx
+
+
+@pytest.mark.parametrize(("c", "d", "beta"), [((0, 1), (1024, 1), 1.0), ((0, 0), (1024, 1), 1.0), ((1, 1024), (1025, 1), 1.0), ((1024, 1), (1025, 1), 0.0)])  # fmt: skip
+def test_products_whose_c_or_d_no_copy_engine_moves_have_none(
+    c: tuple[int, int], d: tuple[int, int], beta: float
+) -> None:
+    """Neither where C is one row or number, nor where it is by columns and D at odd steps: no role waits for slots there."""
+    file = GENERATED / "gemm_hopper_small.py"
+    shape = {
+        **load_source(file).TILECAST["workload"],
+        "m": 1024,
+        "n": 1024,
+        "c_strides": c,
+        "d_strides": d,
+        "beta": beta,
+    }
+    (kernel,) = compile_kernels(file, "sm_90a", shape=shape)
+    assert "wgmma" in kernel.ptx
