@@ -118,14 +118,7 @@ class GemmKernel:
     def write_box(self) -> str:
         """The call that makes D of a box of a warpgroup's products."""
         piece = "piece" if self.own_pieces > 1 else "0" if self.turns else "g"
-        if self.parted:
-            return f"write_box(products, slots, turn, part, {piece})"
-        return f"write_box(products, row_c, c, d, slots, problem, turn, part, {piece}, {self.box_layout}, ADD_C, BOXES, SCALED)"
-
-    @property
-    def box_layout(self) -> str:
-        """Which threads have which elements of a box."""
-        return "part_layout" if self.c_parts > 1 else "layout"
+        return f"write_box(products, row_c, c, d, slots, problem, turn, part, {piece}, part_layout, ADD_C, BOXES, SCALED)"
 
     @property
     def box_of_turn(self) -> str:

@@ -252,8 +252,8 @@ def product_role(
 # Sizes vary from call to call: specialised on them, the kernel would be compiled anew for many.
 @gluon.jit(do_not_specialize=range(4, 15))
 def multiply(
-    a_desc, b_desc, c_desc, d_desc, rows, columns, steps, m, n, c_row, c_column, d_row, d_column, alpha, beta, A_ROWS: gl.constexpr,
-    B_ROWS: gl.constexpr, ADD_C: gl.constexpr, BOXES: gl.constexpr, SCALED: gl.constexpr,
+    a_desc, b_desc, c_desc, d_desc, rows, columns, steps, m, n, c_row, c_column, d_row, d_column, alpha, beta,
+    A_ROWS: gl.constexpr, B_ROWS: gl.constexpr, ADD_C: gl.constexpr, BOXES: gl.constexpr, SCALED: gl.constexpr,
 ):  # fmt: skip
     """Allocate, set up the barriers, and start the roles.  ADD_C: 1 for C in boxes, 2 for one row of all, 3 for any, 4 for one number; of 2 to 4, and of D with no BOXES, the descriptors are pointers."""
     problem = Problem(rows, columns, steps, m, n, c_row, c_column, d_row, d_column, alpha, beta)
