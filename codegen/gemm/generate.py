@@ -118,7 +118,9 @@ class GemmKernel:
     def write_box(self) -> str:
         """The call that makes D of a box of a warpgroup's products."""
         piece = "piece" if self.own_pieces > 1 else "0" if self.turns else "g"
-        return f"write_box(products, row_c, c, d, slots, problem, turn, part, {piece}, part_layout, ADD_C, BOXES, SCALED)"
+        return (
+            f"write_box(products, row_c, c, d, slots, problem, turn, part, {piece}, part_layout, ADD_C, BOXES, SCALED)"
+        )
 
     @property
     def box_of_turn(self) -> str:
