@@ -24,7 +24,7 @@ _USES = {
     "one": "one row or column",
     "one, by columns": "one row times a matrix by columns",
     "few": "few rows or columns",
-    "small": "tiles that make one wave",
+    "small": "few tiles of a short k",
     "parts": "tiles that leave SMs idle",
 }
 _REGISTRY = ("capability", "k_min", "k_max", "gpu", "use", "preference")

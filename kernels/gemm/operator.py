@@ -50,8 +50,8 @@ _COPY, _LINE = "gemm_copy", 128
 _COPY_OTHERS, _COPY_ELEMENTS = {16: 2200, 32: 5500}, 1_500_000
 #: Elements of D up to which a launch that makes it of sums pays, which L2 holds, and of a matrix up to which few rows load it element by element for less than a copy.
 _MOST_SUMS, _MOST_SINGLE = 4_000_000, 1_000_000
-#: k below which small tiles are ahead in two waves too, by 1.1 times and by forecast as in one.
-_TWO_WAVES = 704
+#: Waves that small tiles make at most where they run.
+_SMALL_WAVES = 2
 _launchers: dict[Any, Any] = {}
 
 
@@ -182,8 +182,7 @@ def _compute(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> Any
         launch(*given, c if beta else None, out, alpha, beta)
         return _again(launch, turned, alpha, beta) if given[0] is a and given[1] is b else None
     launch, _, tile = shared.get(SMALL, (None, None, None))
-    waves = 2 if a.shape[1] < _TWO_WAVES else 1
-    small = launch is not None and -(-out.shape[0] // tile[0]) * -(-out.shape[1] // tile[1]) <= waves * sms
+    small = launch is not None and -(-out.shape[0] // tile[0]) * -(-out.shape[1] // tile[1]) <= _SMALL_WAVES * sms
     if not small:
         launch = launches[least_waves(tiles, out.shape[0], out.shape[1], sms) if tiles else 0]
     if PARTS in shared:
@@ -306,14 +305,15 @@ def _find(
     _, same = next(itertools.groupby(found, lambda e: (e.preference, e.tile is not None)))
     some = tuple(same) if found[0].tile is not None else found[:1]
     launches = tuple(on_device(_launcher(e), device) for e in some)
-    shared = _shared(capability, device, c_bytes, some[0].any_strides)
+    shared = _shared(capability, device, c_bytes, k, some[0].any_strides)
     return some[0].any_strides, launches, tuple(e.tile for e in some) if len(some) > 1 else (), sms, shared
 
 
-def _shared(capability: tuple[int, int], device: int, c_bytes: int, portable: bool) -> dict[str, Any]:
+def _shared(capability: tuple[int, int], device: int, c_bytes: int, k: int, portable: bool) -> dict[str, Any]:
     """`USES` -> (launch of a whole k, launch of parts, tile) of the kernels kept for them; of parts only beside kernels of its kind."""
     found = {
-        use: sharing(capability, use, c_bytes) for use in (ONE, ONE_COLUMN, FEW, *(() if portable else (SMALL, PARTS)))
+        use: sharing(capability, use, c_bytes, k)
+        for use in (ONE, ONE_COLUMN, FEW, *(() if portable else (SMALL, PARTS)))
     }
     return {
         use: (on_device(_launcher(e), device), on_device(_launcher(e, parted_launcher), device), e.tile)
