@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from tilecast.codegen.compiler.compile import CompileError, compile_kernels, load_source
+from tilecast.codegen.compiler.sass import resources
 
 GENERATED = Path(__file__).parents[4] / "kernels" / "generated"
 
@@ -50,3 +51,10 @@ def test_products_whose_c_or_d_no_copy_engine_moves_have_none(
     }
     (kernel,) = compile_kernels(file, "sm_90a", shape=shape)
     assert "wgmma" in kernel.ptx
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_103a"])
+def test_copies_for_products_compile_and_write_whole_vectors(target: str) -> None:
+    """No list has the kernel, which is one for all."""
+    (kernel,) = compile_kernels(GENERATED / "gemm_copy.py", target)
+    assert "st.global.v4" in kernel.ptx and not resources(kernel.cubin).stack_bytes
