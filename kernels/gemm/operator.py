@@ -70,9 +70,8 @@ def addmm(
     """beta c + alpha (a b), as torch.addmm, with float32 sums in a fixed order.
 
     a: (m, k), b: (k, n), both bfloat16 or both float16 on one CUDA device.  c: anything that expands to (m, n), bfloat16,
-    float16 or float32 whatever a is, which is also the dtype of the result; not read where beta is 0.  Rows, of a and b also
-    columns, without gaps that start at whole 16 bytes are read by the copy engine where there is one; tensors that lie otherwise are
-    copied first.
+    float16 or float32 whatever a is, which is also the dtype of the result; not read where beta is 0.  All may lie anyhow: rows and columns
+    of a and b without gaps that start at whole 16 bytes are read by the copy engine where there is one, and others copied first.
     out: (m, n) of c's dtype, to write into; c itself adds in place.  A call with ``out`` has no gradients, as in PyTorch.
 
     Gradients: beta g for c, alpha g b^T for a, alpha a^T g for b, by PyTorch's own matrix products in a's dtype.
