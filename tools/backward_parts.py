@@ -8,14 +8,12 @@ graphs of all launches of a pass, L2 evicted before by reading, in turns, median
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import statistics
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from measuring import csv_table, evicting, graph_of, nvidia_smi, share_of, times_us
+from measuring import evicting, graph_of, listing, nvidia_smi, tabulate, times_us
 
 #: (module, batch, query heads, key/value heads, queries, keys, window before the diagonal).
 PROBLEMS = (
@@ -36,17 +34,9 @@ FIELDS = ("gpu", "date", "driver", "torch", "triton", "module", "batch", "heads_
 
 def main() -> None:
     """Measure all problems into a CSV."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--share", default="0/1", help="NUMBER/OF: each OF-th problem from the NUMBER-th on")
-    given = parser.parse_args()
+    given = listing(__doc__, 11).parse_args()
     evict = evicting()
-    with csv_table(given.out, FIELDS) as add:
-        for _, problem in share_of(PROBLEMS, given.share):
-            for row in measure(problem, given.rounds, evict):
-                add(row)
-                print(row, flush=True)
+    tabulate(given, FIELDS, PROBLEMS, lambda problem: measure(problem, given.rounds, evict))
 
 
 def measure(problem: tuple[Any, ...], rounds: int, evict: Any) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import random
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -69,14 +69,29 @@ def share_of(problems: Sequence[T], share: str, only: str | None = None) -> list
     return [(i, problem) for i, problem in enumerate(problems) if wanted is None or i in wanted][first::each]
 
 
-def drawing(description: str | None, count: int, rounds: int) -> argparse.ArgumentParser:
-    """Arguments of a tool that measures problems drawn by a rule: ``count`` of them, medians of ``rounds``, where none are given."""
+def listing(description: str | None, rounds: int) -> argparse.ArgumentParser:
+    """Arguments of a tool that measures a list of problems, medians of ``rounds`` where none are given."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=count)
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--share", default="0/1", help="NUMBER/OF: each OF-th problem from the NUMBER-th on")
+    return parser
+
+
+def tabulate(given: argparse.Namespace, fields: Sequence[str], problems: Sequence[T], measure: Callable[[T], Iterable[Mapping[str, Any]]]) -> None:  # fmt: skip
+    """The rows of each problem that ``given`` (`listing`) asks for, added to the table and printed."""
+    with csv_table(given.out, fields) as add:
+        for _, problem in share_of(problems, given.share):
+            for row in measure(problem):
+                add(row)
+                print(row, flush=True)
+
+
+def drawing(description: str | None, count: int, rounds: int) -> argparse.ArgumentParser:
+    """Arguments of a tool that measures problems drawn by a rule: ``count`` of them, medians of ``rounds``, where none are given."""
+    parser = listing(description, rounds)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=count)
     parser.add_argument("--only", help="numbers of problems, with commas between (default: all)")
     parser.add_argument("--seconds", type=float, default=1000, help="begin no problem after so many seconds")
     return parser

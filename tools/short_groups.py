@@ -8,13 +8,11 @@ by those to serve with, `us` as `tilecast.attention` chooses, `cudnn_us` SDPA's 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from measuring import csv_table, evicting, first_line, graph_of, nvidia_smi, share_of, times_us
+from measuring import evicting, first_line, graph_of, listing, nvidia_smi, tabulate, times_us
 
 #: (batch, query heads, key/value heads, queries, keys, head_dim).
 PROBLEMS = (
@@ -29,18 +27,9 @@ FIELDS = ("gpu", "date", "driver", "torch", "triton", "batch", "heads_q", "heads
 
 def main() -> None:
     """Measure all problems into a CSV."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--share", default="0/1", help="NUMBER/OF: each OF-th problem from the NUMBER-th on")
-    given = parser.parse_args()
+    given = listing(__doc__, 11).parse_args()
     evict = evicting()
-    with csv_table(given.out, FIELDS) as add:
-        for _, problem in share_of(PROBLEMS, given.share):
-            for causal in (False, True):
-                row = measure(problem, causal, given.rounds, evict)
-                add(row)
-                print(row, flush=True)
+    tabulate(given, FIELDS, PROBLEMS, lambda problem: [measure(problem, causal, given.rounds, evict) for causal in (False, True)])  # fmt: skip
 
 
 def measure(problem: tuple[int, ...], causal: bool, rounds: int, evict: Any) -> dict[str, Any]:

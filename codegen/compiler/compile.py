@@ -267,6 +267,9 @@ def compile_kernels(
         arguments, options = _gemm(work, _DTYPE_NAMES[dtype], capability), {}
     elif direction == "serve":
         arguments, options = _serving(work, _DTYPE_NAMES[dtype], capability, sms, header["variant"].split(","))
+    elif direction == "copy":
+        x = _Shape((work["m"], work["n"]), _DTYPE_NAMES[dtype], 2, capability)
+        arguments, options = (x, x, x, x), {}
     elif direction == "quantize":
         arguments, options = _quantize(work, _DTYPE_NAMES[dtype], capability), {}
     elif direction == "append":
@@ -399,11 +402,15 @@ def _tensors(
 
 
 def _gemm(work: Mapping[str, Any], dtype: str, capability: int) -> tuple[Any, ...]:
-    """What ``launch`` of a GEMM kernel takes: A and B of ``dtype`` by rows, C and D as wide as the kernel's."""
+    """What ``launch`` of a GEMM kernel takes: A and B of ``dtype`` by rows, C and D as wide as the kernel's, by rows unless ``work`` has their
+    strides (c_strides, d_strides)."""
     m, n, k = work["m"], work["n"], work["k"]
     wide = work["d_dtype"] == "fp32"
-    outer = _Shape((m, n), "torch.float32" if wide else dtype, 4 if wide else 2, capability)
-    return _Shape((m, k), dtype, 2, capability), _Shape((k, n), dtype, 2, capability), outer, outer, work["alpha"], work["beta"]  # fmt: skip
+    c, d = (
+        _Shape((m, n), "torch.float32" if wide else dtype, 4 if wide else 2, capability, work.get(f"{name}_strides"))
+        for name in "cd"
+    )
+    return _Shape((m, k), dtype, 2, capability), _Shape((k, n), dtype, 2, capability), c, d, work["alpha"], work["beta"]
 
 
 def _serving(

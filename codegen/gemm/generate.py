@@ -51,12 +51,17 @@ class GemmKernel:
     family: str
     #: Whether D is the sums of parts of k, which a second launch adds up.
     parted: bool = False
-    #: Columns that a program of that has.
-    merged: int = 512
+    #: Of which there are so many where a call does not say.
+    parts: int = 1
     #: Registers of a thread of the second warpgroup (Hopper).
     registers: int = 232
     #: How often a program looks at most whether the others have come.
     looks: int = LOOKS
+
+    @property
+    def merged(self) -> int:
+        """Columns that a program has which adds up parts of k: of one row there are not many."""
+        return 128 if self.tile_m == 1 else 512
 
     @property
     def lang(self) -> str:
@@ -110,6 +115,14 @@ class GemmKernel:
         return found
 
     @property
+    def write_box(self) -> str:
+        """The call that makes D of a box of a warpgroup's products."""
+        piece = "piece" if self.own_pieces > 1 else "0" if self.turns else "g"
+        return (
+            f"write_box(products, row_c, c, d, slots, problem, turn, part, {piece}, part_layout, ADD_C, BOXES, SCALED)"
+        )
+
+    @property
     def box_of_turn(self) -> str:
         """Number of a box of C and D among those of a ring of slots."""
         if self.own_pieces > 1:
@@ -156,7 +169,7 @@ def generate_gemm(
     clock: str | float = "sustained", parted: bool = False,
 ) -> GeneratedGemm:  # fmt: skip
     """The kernel of ``variant`` (default: the best by forecast that can be written); ``parted``: that can share a tile's k among programs,
-    whose sums a second launch adds up (the portable kernel always can).  The forecast is of k that is not parted.
+    whose sums a second launch adds up (the portable kernel always can), as one of a variant of several ``parts`` does.
 
     Raises VariantError, with the violated resource, by how much and the lever, for a variant that cannot be written.
     """
@@ -174,7 +187,9 @@ def generate_gemm(
         "variant": gemm_variant_text(made),
         "workload": gemm.as_dict(),
     }
-    source = render(f"{made.family}.py.j2", {"k": context(made, gemm, parted), "header": header_text(header)})
+    source = render(
+        f"{made.family}.py.j2", {"k": context(made, gemm, parted or made.parts > 1), "header": header_text(header)}
+    )
     return GeneratedGemm(source, header, made, forecast)
 
 
@@ -182,9 +197,10 @@ def context(variant: GemmVariant, gemm: Gemm, parted: bool = False) -> GemmKerne
     """What a template reads of a legal variant (``parted``: `generate_gemm`)."""
     return GemmKernel(
         title=_title(variant, gemm), description=_description(variant), tile_m=variant.tile_m, tile_n=variant.tile_n,
-        tile_k=variant.tile_k, stages=variant.stages, group_m=variant.group_m, c_bytes=max(gemm.c_bytes, gemm.d_bytes),
+        tile_k=variant.tile_k, stages=variant.stages, group_m=variant.group_m,
+        c_bytes=4 if parted else max(gemm.c_bytes, gemm.d_bytes),
         accumulators=variant.accumulators, c_stages=variant.c_stages, c_parts=variant.c_parts, warps=variant.warps, in_step=variant.in_step,
-        family=variant.family, parted=parted,
+        family=variant.family, parted=parted, parts=variant.parts,
     )  # fmt: skip
 
 
@@ -200,7 +216,9 @@ def _title(v: GemmVariant, gemm: Gemm) -> str:
 
 def _description(v: GemmVariant) -> str:
     copies = f"A warp copies k-steps of {v.tile_k} of A and B through a ring of {v.stages} slots, another copies tiles of C ahead, a third hands D to the copy engine."
-    if v.family == "gemm_triton":
+    if v.tile_m == 1:
+        how = f"{v.warps} warps multiply and add k-steps of {v.tile_k} element by element; a program has {v.tile_n} columns of one row."
+    elif v.family == "gemm_triton":
         how = f"Products of {v.warps} warps, {v.stages} k-steps of {v.tile_k} in flight; a program has one tile."
     elif v.family == "gemm_blackwell":
         how = (

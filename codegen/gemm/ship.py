@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tilecast.codegen.gemm.copies import COPY, generate_copy
 from tilecast.codegen.gemm.generate import generate_gemm
 from tilecast.model.gemm.families import GEMM_FAMILIES
 from tilecast.model.gemm.forecast import forecast_gemm
@@ -19,7 +20,13 @@ LIST = Path(__file__).parents[1] / "shipped.toml"
 #: What forecasts of shipped kernels are for.
 _SIZE = 8192
 #: What kernels are kept for (kernels/gemm/registry.py), in words.
-_USES = {"few": "few rows or columns", "parts": "tiles that leave SMs idle"}
+_USES = {
+    "one": "one row or column",
+    "one, by columns": "one row times a matrix by columns",
+    "few": "few rows or columns",
+    "small": "few tiles of a short k",
+    "parts": "tiles that leave SMs idle",
+}
 _REGISTRY = ("capability", "k_min", "k_max", "gpu", "use", "preference")
 
 
@@ -71,6 +78,7 @@ def gemm_files(version: str) -> Iterator[tuple[Path, str]]:
         portable = kernel.family == "gemm_triton"
         widest = 4 if portable or kernel.parted else OUT_DTYPES[kernel.workload.d_dtype]
         index.append({"module": kernel.module, "family": kernel.family, "c_bytes": widest, "any_strides": portable, **kernel.facts})  # fmt: skip
+    yield Path("generated") / f"{COPY}.py", generate_copy(version)
     yield Path("generated") / "gemm.json", json.dumps(index, indent=1) + "\n"
 
 

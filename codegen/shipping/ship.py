@@ -294,8 +294,9 @@ values to their places in a cache, rotated where asked, and goes before them.
 
 `gemm_*`: `launch(a, b, c, d, alpha, beta)` writes `alpha a b + beta c` to `d`, which may be `c`; what `tilecast.addmm` runs
 ([docs/gemm.md](../docs/gemm.md)).  `gemm_hopper*` and `gemm_blackwell*` are Gluon: copies by a warp, C copied ahead, D stored by the copy
-engine, one or two accumulators.  `gemm_triton*` are plain Triton with pointers, for any strides; they and
-`gemm_hopper_parts` also take `sums`, float32 of the file's `sums_shape(m, n, parts)`, and share k among so many programs.  Hopper's are measured, Blackwell's were compiled,
+engine, one or two accumulators; C and D may lie anyhow, and then go through shared memory.  `gemm_triton*` are plain Triton with pointers, for
+any strides; they and `gemm_hopper_parts` also take `sums`, float32 of the file's `sums_shape(m, n, parts)`, and share k among so many programs.
+`gemm_copy` copies A and B, one or both in a launch, into rows that the copy engine reads.  Hopper's are measured, Blackwell's were compiled,
 and run in the emulator or in Triton's interpreter.  [`gemm.json`](generated/gemm.json) is their index.  Forecast: TFLOP/s in a
 short run at m = n = 8192 and the given k.
 

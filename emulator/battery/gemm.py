@@ -45,6 +45,8 @@ class Product:
     #: Whether rows ("rows") or columns of A and B are without gaps.
     a: str = "rows"
     b: str = "rows"
+    #: How C lies: "rows" as D, "columns", one "row" or "number" for all of it.
+    c: str = "rows"
     #: Whether D is C; columns of C and D beyond those that count; whether C is NaN and must not be read.
     in_place: bool = False
     gap: int = 0
@@ -64,6 +66,7 @@ class Product:
         words = [
             f"{self.m}x{self.n}x{self.k}", self.dtype, f"alpha {self.alpha:g}", f"beta {self.beta:g}",
             *([f"A by {self.a}, B by {self.b}"] if "columns" in (self.a, self.b) else []),
+            *([f"C by {self.c}" if self.c == "columns" else f"one {self.c} of C"] if self.c != "rows" else []),
             *(["in place"] if self.in_place else []), self.mode + (f" (seed {self.seed})" if self.mode == "random" else ""),
         ]  # fmt: skip
         return f"{self.name}: {', '.join(words)}"
@@ -95,6 +98,19 @@ class GemmBench(LaunchBench):
             yield replace(base, name="layouts", a=a, b=b, m=m + 24, dtype="fp16" if number == 1 else "bf16")
         for alpha, beta in ((0.5, -2.0), (1.0, 0.5), (-3.0, 1.0), (2.0, 0.0), (0.0, 1.0)):
             yield replace(base, name="factors", alpha=alpha, beta=beta, n=n + 8, gap=16)
+        for lies in ("row", "number", "columns"):
+            yield replace(base, name="C that lies anyhow", c=lies, beta=2.0, n=n + 8, gap=8)
+            yield replace(
+                base,
+                name="D at odd steps",
+                c=lies,
+                m=m // 2 + 3,
+                n=n + 9,
+                gap=0 if n % 2 == 0 else 1,
+                mode="random",
+                seed=5,
+            )
+        yield replace(base, name="D at odd steps", alpha=0.5, beta=2.0, n=n + 3, gap=2, in_place=True)
         yield replace(base, name="in place", in_place=True, alpha=0.5, beta=2.0, gap=8)
         for seed in (2, 3, 4):
             yield replace(
@@ -237,18 +253,14 @@ class GemmBench(LaunchBench):
         launch = self._checked
         right = {name: getattr(tensors, name) for name in "abcd"}
 
-        def call(name: str, change: Callable[[Any], Any], kind: type[Array] = Array) -> Callable[[], Any]:
-            given = {**right, name: kind(change(right[name].data), name)}
+        def call(name: str, change: Callable[[Any], Any]) -> Callable[[], Any]:
+            given = {**right, name: Array(change(right[name].data), name)}
             return lambda: launch(*(given[one] for one in "abcd"))
 
         def summed(wrong: Callable[[Any], Any]) -> Any:
             sums = Array(wrong(self._sums(problem.m, problem.n, 2)[0].data), "sums")
             return self.loaded.module.launch(*(right[one] for one in "abcd"), 1.0, 1.0, sums)
 
-        places = [
-            ("a d by columns", call("d", lambda x: np.asfortranarray(x))),
-            ("a d that does not start at 16 bytes", call("d", lambda x: x, Elsewhere)),
-        ]
         sums = [
             ("sums of half a part", lambda: summed(lambda x: x[: len(x) // 4])),
             ("sums of fewer columns", lambda: summed(lambda x: x[:, :-4].copy())),
@@ -256,7 +268,7 @@ class GemmBench(LaunchBench):
         return must_refuse(
             self.source,
             [
-                *(sums if self._parted else places),
+                *(sums if self._parted else ()),
                 ("an a of another k than b", call("a", lambda x: x[:, :-8].copy())),
                 ("a b of another type than a", call("b", lambda x: x.astype(np.float16))),
                 ("a float32 a", call("a", lambda x: x.astype(np.float32))),
@@ -268,16 +280,11 @@ class GemmBench(LaunchBench):
                 ),
                 ("a d of another shape", call("d", lambda x: x[:, :-8].copy())),
                 ("rows of b that are not 16 bytes apart", call("b", lambda x: np.pad(x, [(0, 0), (0, 4)])[:, :-4])),
+                ("rows of a that are not 16 bytes apart", call("a", lambda x: np.pad(x, [(0, 0), (0, 4)])[:, :-4])),
                 ("an a whose columns are not neighbours", call("a", lambda x: np.repeat(x, 2, 1)[:, ::2])),
+                ("a b whose columns are not neighbours", call("b", lambda x: np.repeat(x, 2, 1)[:, ::2])),
             ],
         )
-
-
-class Elsewhere(Array):
-    """A tensor that starts two bytes behind an aligned address."""
-
-    def data_ptr(self) -> int:
-        return super().data_ptr() + 2
 
 
 @dataclass
@@ -323,13 +330,19 @@ def _made(problem: Product, wide: str, seed: int) -> Callable[[], _Tensors]:
             return Array(whole if how == "rows" else whole.T, name)
 
         a, b = matrix(problem.m, problem.k, problem.a, "a"), matrix(problem.k, problem.n, problem.b, "b")
-        columns = -(-problem.n // 8) * 8 + problem.gap
+        # Rows of D start at whole 16 bytes, or nowhere in particular.
+        columns = problem.n + problem.gap if "odd" in problem.name else -(-problem.n // 8) * 8 + problem.gap
         holder = rng.standard_normal((problem.m, columns), np.float32).astype(kind)
         if problem.poisoned:
             holder[:] = np.nan
-        before = holder[:, : problem.n].astype(np.float64)
+        lying = holder[:, : problem.n]
+        if problem.c in ("row", "number"):
+            lying = np.broadcast_to(lying[:1] if problem.c == "row" else lying[:1, :1], lying.shape)
+        elif problem.c == "columns":
+            lying = np.asfortranarray(lying)
+        before = lying.astype(np.float64)
         beyond = holder[:, problem.n :].copy()
-        c = Array(holder[:, : problem.n], "c")
+        c = Array(lying, "c")
         if problem.in_place:
             d = Array(holder[:, : problem.n], "d")
             return _Tensors(a, b, d, d, holder, beyond, before)

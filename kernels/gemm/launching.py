@@ -83,8 +83,6 @@ def gemm_launcher(module: Any) -> Callable[..., None]:
         return on_device(again, a.get_device())
 
     launch.started = started  # type: ignore[attr-defined]
-    #: Rows of a C whose rows are all alike, which stand for all of them; 0: it takes no such C.
-    launch.alike = module.PIECE_M.value if hasattr(module, "PIECE_M") else 0  # type: ignore[attr-defined]
     return launch
 
 
@@ -121,6 +119,28 @@ def parted_launcher(module: Any) -> Callable[..., None]:
     return launch
 
 
+def copier(module: Any) -> Callable[..., None]:
+    """``launch`` of the generated file that copies, copy(x, to, other, other_to), which remembers what it works out for shapes and keeps no
+    tensor."""
+    plans: dict[Any, Any] = {}
+
+    def copy(x: Any, to: Any, other: Any = None, other_to: Any = None) -> None:
+        tensors = (x, to, x, to) if other is None else (x, to, other, other_to)
+        key = (x.device, other is None, *[(t.dtype, t.shape, t.stride(), t.data_ptr() & 15) for t in tensors])
+        start = plans.get(key)
+        if start is None:
+            if len(plans) >= MOST_PLANS:
+                plans.clear()
+            grid, arguments = module.plan(x, to, other, other_to)
+            kernel = module.copy.warmup(*arguments, grid=grid, **module.OPTIONS) or module.copy
+            # The other matrix begins where the first one's numbers end.
+            second = next(i for i, argument in enumerate(arguments) if i > 1 and isinstance(argument, torch.Tensor))
+            start = plans[key] = starter(kernel, grid, arguments, {0: 0, 1: 1, second: 2, second + 1: 3}, 4)
+        start(*tensors)
+
+    return copy
+
+
 def _plan(module: Any, a: Any, b: Any, c: Any, d: Any, alpha: float, beta: float, more: tuple[Any, ...]) -> Any:
     """The launch of a shape, of (a, b, c or d, d, alpha, beta, *more); False for an empty D."""
     planned = module.plan(a, b, c, d, alpha, beta, *more)
@@ -129,9 +149,8 @@ def _plan(module: Any, a: Any, b: Any, c: Any, d: Any, alpha: float, beta: float
     grid, arguments = planned
     # An interpreter compiles nothing.
     kernel = module.multiply.warmup(*arguments, grid=grid, **module.OPTIONS) or module.multiply
-    # Flags at the end: rows or columns of A and of B (of descriptors alone), whether C is added, whether anything is scaled.
-    flags = 4 if hasattr(arguments[0], "block_shape") else 2
-    factors = len(arguments) - flags - 2
-    takes = {0: 0, 1: 1, 2: 2, 3: 3, factors: 4, factors + 1: 5}
+    # Of the arguments only the factors are no whole numbers.
+    factor, other = (i for i, argument in enumerate(arguments) if isinstance(argument, float))
+    takes = {0: 0, 1: 1, 2: 2, 3: 3, factor: 4, other: 5}
     takes.update({4 + i: 6 + i for i in range(len(more))})
     return starter(kernel, grid, arguments, takes, 6 + len(more))

@@ -17,8 +17,20 @@ from torch.utils.flop_counter import register_flop_formula
 from tilecast.kernels import registry
 from tilecast.kernels.again import Memory, key_of
 from tilecast.kernels.errors import AttentionError, UnsupportedError
-from tilecast.kernels.gemm.launching import gemm_launcher, parted_launcher
-from tilecast.kernels.gemm.registry import FEW, PACES, PARTS, GemmEntry, candidates, least_waves, parts_of, sharing
+from tilecast.kernels.gemm.launching import copier, gemm_launcher, parted_launcher
+from tilecast.kernels.gemm.registry import (
+    FEW,
+    ONE,
+    ONE_COLUMN,
+    PACES,
+    PARTS,
+    SMALL,
+    GemmEntry,
+    candidates,
+    least_waves,
+    parts_of,
+    sharing,
+)
 from tilecast.kernels.selection import capability_of
 from tilecast.kernels.starting import on_device
 
@@ -30,9 +42,16 @@ _OUTPUTS = (*_INPUTS, torch.float32)
 _known: dict[Any, tuple[bool, tuple[Any, ...], tuple[Any, ...], int, dict[str, Any]]] = {}
 #: Rows, or columns, up to which a product is one of few.
 _FEW = 32
-#: Bytes of a line of L2.  A copy takes 3 us and 2.4 us for a million elements, and saves a third of a product at 650 TFLOP/s, 1 us for a
-#: thousand million multiplications (an H200; docs/gemm.md): columns or rows of the other matrix for which that is a quarter more, and the elements that take 3 us.
-_LINE, _COPY_OTHERS, _COPY_ELEMENTS = 128, 3000, 1_250_000
+#: The kernel that copies A and B, and bytes of a line of L2.
+_COPY, _LINE = "gemm_copy", 128
+#: A copy takes 2 us and 1.1 us for a million elements.  Of a product at 650 TFLOP/s, 3.1 us for a thousand million multiplications, it saves
+#: a fifth where rows start at odd multiples of 16 bytes, a twelfth at odd multiples of 32 (an H200; docs/gemm.md): columns or rows of the
+#: other matrix for which that is a quarter more, by the step's largest power of two, and the elements that take 2 us.
+_COPY_OTHERS, _COPY_ELEMENTS = {16: 2200, 32: 5500}, 1_500_000
+#: Elements of D up to which a launch that makes it of sums pays, which L2 holds, and of a matrix up to which few rows load it element by element for less than a copy.
+_MOST_SUMS, _MOST_SINGLE = 4_000_000, 1_000_000
+#: Waves that small tiles make at most where they run.
+_SMALL_WAVES = 2
 _launchers: dict[Any, Any] = {}
 
 
@@ -51,9 +70,8 @@ def addmm(
     """beta c + alpha (a b), as torch.addmm, with float32 sums in a fixed order.
 
     a: (m, k), b: (k, n), both bfloat16 or both float16 on one CUDA device.  c: anything that expands to (m, n), bfloat16,
-    float16 or float32 whatever a is, which is also the dtype of the result; not read where beta is 0.  Rows, of a and b also
-    columns, without gaps that start at whole 16 bytes are read by the copy engine where there is one; tensors that lie otherwise are
-    copied first.
+    float16 or float32 whatever a is, which is also the dtype of the result; not read where beta is 0.  All may lie anyhow: rows and columns
+    of a and b without gaps that start at whole 16 bytes are read by the copy engine where there is one, and others copied first.
     out: (m, n) of c's dtype, to write into; c itself adds in place.  A call with ``out`` has no gradients, as in PyTorch.
 
     Gradients: beta g for c, alpha g b^T for a, alpha a^T g for b, by PyTorch's own matrix products in a's dtype.
@@ -146,109 +164,132 @@ def _compute(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> Any
         # By columns: then its transpose, of which kernels write rows, is a product of the same sums.
         a, b, c, out = b.t(), a.t(), c.t(), out.t()
     any_strides, launches, tiles, sms, shared = kernels
-    given: tuple[Any, ...]
-    if FEW in shared and min(out.shape) <= _FEW:
-        if out.shape[1] < out.shape[0]:
+    few = min(out.shape)
+    use = ONE if few == 1 else FEW if few <= _FEW else ""
+    if use in shared:
+        turned = out.shape[1] < out.shape[0]
+        if turned:
             a, b, c, out = b.t(), a.t(), c.t(), out.t()
-        whole, parted, tile = shared[FEW]
-        parts = parts_of(PACES[FEW], tile, out.shape[0], out.shape[1], a.shape[1], sms)
-        given = (a, b, c if beta else None, out, alpha, beta)
-        if parts > 1:
-            parted(*given, parts)
-        else:
-            whole(*given)
-        return None
+        given = (a, b)
+        if use == ONE and b.stride(0) < b.stride(1):
+            use = ONE_COLUMN
+        elif use == FEW:
+            given = _in_vectors(a, b, key[0])
+        whole, parted, tile = shared[use]
+        parts = parts_of(PACES[use], tile, out.shape[0], out.shape[1], a.shape[1], sms)
+        launch = functools.partial(parted, parts=parts) if parts > 1 else whole
+        launch(*given, c if beta else None, out, alpha, beta)
+        return _again(launch, turned, alpha, beta) if given[0] is a and given[1] is b else None
+    launch, _, tile = shared.get(SMALL, (None, None, None))
+    small = launch is not None and -(-out.shape[0] // tile[0]) * -(-out.shape[1] // tile[1]) <= _SMALL_WAVES * sms
+    if not small:
+        launch = launches[least_waves(tiles, out.shape[0], out.shape[1], sms) if tiles else 0]
     if PARTS in shared:
         _, parted, tile = shared[PARTS]
-        parts = parts_of(PACES[PARTS], tile, out.shape[0], out.shape[1], a.shape[1], sms, tiles)
-        if parts > 1:
-            parted(_paced(a, out.shape[1]), _paced(b, out.shape[0]), c if beta else None, out, alpha, beta, parts)
-            return None
-    launch = launches[least_waves(tiles, out.shape[0], out.shape[1], sms) if tiles else 0]
-    alike = launch.alike if beta and c.stride(0) == 0 and c.shape[0] > launch.alike else 0
-    given, added, into = (a, b), c if beta else None, out
-    if alike:
-        added = _some_rows(c, alike)
-    if not any_strides:
-        # Copies that the copy engine reads cost less than products of what it cannot (docs/gemm.md).
-        given, into = (
-            (_paced(a, out.shape[1]), _paced(b, out.shape[0])),
-            out if _boxes(out, False) else _aligned_like(out),
-        )
-        if beta and not alike:
-            added = _readable(c, False)
-    launch(*given, added, into, alpha, beta)
-    if into is not out:
-        out.copy_(into)
-    as_they_lie = given[0] is a and given[1] is b and into is out and (not beta or alike or added is c)
-    if not as_they_lie or not hasattr(launch, "started"):
+        parts = parts_of(PACES[PARTS], tile, out.shape[0], out.shape[1], a.shape[1], sms, tiles, small)
+        # A launch that makes D of sums brings a C and a D that lie anyhow to their places faster than warpgroups do, from what L2 holds; a row,
+        # a column or a number for C is no work.
+        anyhow = not _boxes(out) or bool(beta and 0 not in c.stride() and not _boxes(c))
+        if parts > 1 or (anyhow and out.numel() <= _MOST_SUMS):
+            given = _paced(a, b, key[0])
+            launch = functools.partial(parted, parts=parts)
+            launch(*given, c if beta else None, out, alpha, beta)
+            return _again(launch, False, alpha, beta) if given[0] is a and given[1] is b else None
+    # Copies that the copy engine reads cost less than products of what it does not (docs/gemm.md).
+    given = (a, b) if any_strides else _paced(a, b, key[0])
+    launch(*given, c if beta else None, out, alpha, beta)
+    if given[0] is not a or given[1] is not b or not hasattr(launch, "started"):
         return None
-    return functools.partial(_known_call, launch, (a, b, added, out, alpha, beta), alike)
+    return functools.partial(_known_call, launch, (a, b, c if beta else None, out, alpha, beta))
 
 
-def _known_call(launch: Any, arguments: tuple[Any, ...], alike: int) -> Any:
-    """The call of tensors like these into a new one, whose C may have to be expanded, or has ``alike`` rows to stand for all; it keeps none."""
+def _again(launch: Any, turned: bool, alpha: float, beta: float) -> Any:
+    """As `_known_call` of a launch that keeps its plans itself, of the transposed product where ``turned``."""
+
+    def known(c: Any, a: Any, b: Any) -> Any:
+        out = _empty(c, a, b)
+        added = (c if c.shape == out.shape else c.expand(out.shape)) if beta else None
+        if turned:
+            launch(b.t(), a.t(), None if added is None else added.t(), out.t(), alpha, beta)
+        else:
+            launch(a, b, added, out, alpha, beta)
+        return out
+
+    return lambda: known
+
+
+def _known_call(launch: Any, arguments: tuple[Any, ...]) -> Any:
+    """The call of tensors like these into a new one, whose C may have to be expanded; it keeps none."""
     start, (_, _, _, out, _, beta) = launch.started(*arguments), arguments
     shape, strides, dtype, device = tuple(out.shape), out.stride(), out.dtype, out.device
 
     def known(c: Any, a: Any, b: Any) -> Any:
         out = _empty_strided(shape, strides, dtype=dtype, device=device)
-        if beta:
-            c = c if c.shape == shape else c.expand(shape)
-            start(a, b, _some_rows(c, alike) if alike else c, out)
-        else:
-            start(a, b, None, out)
+        start(a, b, (c if c.shape == shape else c.expand(shape)) if beta else None, out)
         return out
 
     return known
 
 
-def _some_rows(c: Any, count: int) -> Any:
-    """So many rows, which the copy engine reads, of a C that has only one, expanded."""
-    return _aligned(c[:1].expand(count, c.shape[1]))
+def _paced(a: Any, b: Any, device: int) -> tuple[Any, Any]:
+    """A and B, or copies that the copy engine reads at its full pace: of what it does not read, and of what is multiplied long enough."""
+    # By columns where they are the shorter step: a copy that turns a matrix over takes longer.
+    return _copied(
+        (a, b),
+        (_slow(a, b.shape[1]), _slow(b, a.shape[0])),
+        tuple(0 < x.stride(0) < x.stride(1) for x in (a, b)),
+        device,
+    )
 
 
-def _readable(x: Any, columns: bool) -> Any:
-    """The tensor, or a copy of it, that the copy engine reads (`_boxes`): with ``columns`` by columns where they are the shorter step, as a
-    copy that turns a matrix over takes three times as long."""
-    if _boxes(x, columns):
-        return x
-    return _aligned(x.t()).t() if columns and 0 < x.stride(0) < x.stride(1) else _aligned(x)
+def _in_vectors(a: Any, b: Any, device: int) -> tuple[Any, Any]:
+    """A of few rows and B, or where B is large copies along k, of what is not loaded in vectors of 16 bytes."""
+    single = tuple(not (_boxes(x) and (along_k or not x.shape[1] % 8)) for x, along_k in (
+        (a if a.stride(1) == 1 else a.t(), a.stride(1) == 1), (b.t() if b.stride(0) == 1 else b, b.stride(0) == 1),
+    ))  # fmt: skip
+    return _copied((a, b), single if b.numel() >= _MOST_SINGLE else (False, False), (False, True), device)
 
 
-def _paced(x: Any, others: int) -> Any:
-    """A or B, or a copy of it that the copy engine reads, at its full pace where ``others`` columns or rows multiply it long enough.
-
-    Rows that start at odd multiples of 16 bytes begin within sectors of L2: a product of such takes 1.5 to 1.8 times as long.
-    """
-    if not _boxes(x, True):
-        return _readable(x, True)
-    by_rows = x.stride(1) == 1
-    odd = x.stride(0 if by_rows else 1) * x.element_size() & 16
-    if not odd or others * x.numel() < _COPY_OTHERS * (x.numel() + _COPY_ELEMENTS):
-        return x
-    return _aligned(x) if by_rows else _aligned(x.t()).t()
-
-
-def _aligned(x: Any) -> Any:
-    """A copy that the copy engine reads."""
-    return _aligned_like(x).copy_(x)
+def _copied(given: tuple[Any, Any], copies: tuple[bool, ...], turned: tuple[bool, ...], device: int) -> tuple[Any, Any]:
+    """The matrices, those of ``copies`` as copies by rows, or, ``turned``, by columns, made in one launch."""
+    made, pairs = list(given), []
+    for i, (x, asked, over) in enumerate(zip(given, copies, turned, strict=True)):
+        if asked:
+            x = x.t() if over else x
+            room = _room(x)
+            pairs += [x, room]
+            made[i] = room.t() if over else room
+    if pairs:
+        _copier(device)(*pairs)
+    return made[0], made[1]
 
 
-def _aligned_like(x: Any) -> Any:
+def _slow(x: Any, others: int) -> bool:
+    """Whether A or B, which ``others`` columns or rows multiply, is worth a copy: the copy engine does not read it, or its rows start within
+    sectors or pairs of sectors of L2, so that a product of such takes up to 1.8 times as long."""
+    if not (_boxes(x) or _boxes(x.t())):
+        return True
+    step = max(x.stride()) * x.element_size()
+    least = _COPY_OTHERS.get(step & -step)
+    return least is not None and others * x.numel() >= least * (x.numel() + _COPY_ELEMENTS)
+
+
+def _room(x: Any) -> Any:
     """Room for a matrix in rows that start at whole lines of L2, or where they are short at whole 16 bytes."""
     unit = (_LINE if x.shape[1] * x.element_size() >= 4 * _LINE else 16) // x.element_size()
-    return _empty_strided(tuple(x.shape), (-(-x.shape[1] // unit) * unit, 1), dtype=x.dtype, device=x.device)
+    step = -(-x.shape[1] // unit) * unit
+    return _empty_strided((x.shape[0], step), (step, 1), dtype=x.dtype, device=x.device)[:, : x.shape[1]]
 
 
-def _boxes(x: Any, columns: bool) -> bool:
-    """Whether the copy engine reads or writes the tensor: rows, or with ``columns`` columns, without gaps from 16 bytes on."""
-    first, second = x.stride()
-    if second != 1 or first == 0:
-        if not columns or first != 1 or second == 0:
-            return False
-        first = second
-    return not (first * x.element_size() & 15 or x.data_ptr() & 15)
+def _boxes(x: Any) -> bool:
+    """Whether the copy engine reads the matrix by rows: without gaps, from 16 bytes on."""
+    return x.stride(1) == 1 and x.stride(0) > 0 and not (x.stride(0) * x.element_size() & 15 or x.data_ptr() & 15)
+
+
+@functools.cache
+def _copier(device: int) -> Any:
+    """The launch of copies on a device."""
+    return on_device(copier(importlib.import_module(f"{registry.PACKAGE}.{_COPY}")), device)
 
 
 def _find(
@@ -263,13 +304,16 @@ def _find(
     _, same = next(itertools.groupby(found, lambda e: (e.preference, e.tile is not None)))
     some = tuple(same) if found[0].tile is not None else found[:1]
     launches = tuple(on_device(_launcher(e), device) for e in some)
-    shared = _shared(capability, device, some[0].any_strides)
+    shared = _shared(capability, device, c_bytes, k, some[0].any_strides)
     return some[0].any_strides, launches, tuple(e.tile for e in some) if len(some) > 1 else (), sms, shared
 
 
-def _shared(capability: tuple[int, int], device: int, portable: bool) -> dict[str, Any]:
-    """`FEW` and `PARTS` -> (launch of a whole k, launch of parts, tile) of the kernels kept for them; of parts only beside kernels of its kind."""
-    found = {use: sharing(capability, use) for use in (FEW, *(() if portable else (PARTS,)))}
+def _shared(capability: tuple[int, int], device: int, c_bytes: int, k: int, portable: bool) -> dict[str, Any]:
+    """`USES` -> (launch of a whole k, launch of parts, tile) of the kernels kept for them; of parts only beside kernels of its kind."""
+    found = {
+        use: sharing(capability, use, c_bytes, k)
+        for use in (ONE, ONE_COLUMN, FEW, *(() if portable else (SMALL, PARTS)))
+    }
     return {
         use: (on_device(_launcher(e), device), on_device(_launcher(e, parted_launcher), device), e.tile)
         for use, e in found.items()

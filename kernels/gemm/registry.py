@@ -10,7 +10,7 @@ The index is a JSON list, one object per kernel module, written by the generator
      "k_min": 320, "k_max": 767,      optional, inclusive
      "gpu": "H100",                   optional: for devices whose name has it; "": any
      "tile": [192, 128],              optional: rows and columns of its tiles of D
-     "use": "few",                    optional: "few" for products of few rows, "parts" for those whose tiles leave SMs idle; others: any
+     "use": "few",                    optional: "one" and "one, by columns" for products of one row, "few" for few rows, "small" for few tiles of a short k, "parts" for those that leave SMs idle
      "preference": 10}                higher wins
 
 Among kernels of one preference that tell their tiles the one whose waves of tiles multiply least runs (`least_waves`): which sums an
@@ -37,8 +37,8 @@ FAMILY_VARIABLE = "TILECAST_GEMM_FAMILY"
 _FIELDS = ("module", "family", "c_bytes", "any_strides", "capability", "preference")
 _OPTIONAL = ("k_min", "k_max", "gpu", "tile", "use")
 _NO_LIMIT = 1 << 62
-#: Kernels of products with few rows, and those that share a tile's k among programs.
-FEW, PARTS = "few", "parts"
+#: Kernels of products with one row, B by rows or by columns, with few rows, of small tiles, and those that share a tile's k.
+USES = ONE, ONE_COLUMN, FEW, SMALL, PARTS = "one", "one, by columns", "few", "small", "parts"
 #: Parts that k is shared among at most: a merge asks for all of an element's sums at once.
 MOST_PARTS = 32
 
@@ -55,7 +55,7 @@ class GemmEntry(Shipped):
     gpu: str = ""
     #: Rows and columns of a tile; None where the choice does not go by them.
     tile: tuple[int, int] | None = None
-    #: What it is kept for: `FEW`, `PARTS`, or "" for any product.
+    #: What it is kept for: one of `USES`, or "" for any product.
     use: str = ""
 
 
@@ -82,15 +82,23 @@ class Pace:
 #: and B; and paces: fitted to times by parts on an H200 (docs/gemm.md).  A k-step of 128 x 128 x 64 is 512 cycles of products, 0.26 us at
 #: 1.98 GHz, and an epilogue some 2200.
 _MERGE_US, _PART_US, _MERGE_BYTES, _MEMORY_BYTES = 0.7, 0.1, 1.2e7, 4.2e6
-PACES = {FEW: Pace(3, 64, 0.19, 0.6), PARTS: Pace(1, 64, 0.26, 1.3)}
+#: Programs of one row wait for all that they have asked for at every step; those of h200_gemm_one.csv were in view.  Of small tiles
+#: it is as the forecasts have it.
+PACES = {
+    ONE: Pace(6, 128, 1.0, 0.3), ONE_COLUMN: Pace(8, 512, 0.5, 1.0), FEW: Pace(3, 64, 0.19, 0.6), SMALL: Pace(1, 64, 0.22, 0.6),
+    PARTS: Pace(1, 64, 0.26, 1.3),
+}  # fmt: skip
 
 
+@functools.lru_cache(maxsize=1 << 12)
 def parts_of(
-    pace: Pace, tile: tuple[int, int], m: int, n: int, k: int, sms: int, whole: Sequence[tuple[int, int]] = ()
-) -> int:
+    pace: Pace, tile: tuple[int, int], m: int, n: int, k: int, sms: int, whole: tuple[tuple[int, int], ...] = (),
+    small: bool = False,
+) -> int:  # fmt: skip
     """Parts of k for which an (m, n) product of ``tile`` ends first on ``sms`` SMs; 1 where none is faster than a k in one.
 
-    ``whole``: tiles of the kernels that run where k is not parted, if not those of ``tile``.  A program takes its share of k-steps of as many tiles as come to it, none faster than the memory gives A and B; sums of parts are
+    ``whole``: tiles of the kernels that run where k is not parted, if not those of ``tile``; ``small``: one of
+    small tiles runs there instead.  A program takes its share of k-steps of as many tiles as come to it, none faster than the memory gives A and B; sums of parts are
     written, read and added by one more launch.
     """
     rows, columns = -(-m // tile[0]), -(-n // tile[1])
@@ -100,6 +108,8 @@ def parts_of(
     moved = 4.0 * n * (rows * tile[0] + m) / _MERGE_BYTES
 
     def taken(parts: int) -> float:
+        if parts == 1 and small:
+            return max(read, steps * PACES[SMALL].step_us + PACES[SMALL].tile_us)
         if parts == 1 and whole:
             (r, c), size = whole[least_waves(whole, m, n, sms)], tile[0] * tile[1]
             return max(
@@ -112,11 +122,15 @@ def parts_of(
     return min(range(1, min(MOST_PARTS, steps) + 1), key=taken)
 
 
-def sharing(capability: tuple[int, int], use: str, entries: tuple[GemmEntry, ...] | None = None) -> GemmEntry | None:
-    """The kernel kept for ``use``, None where there is none for a device."""
+def sharing(
+    capability: tuple[int, int], use: str, c_bytes: int = 2, k: int = 1, entries: tuple[GemmEntry, ...] | None = None
+) -> GemmEntry | None:
+    """The kernel kept for ``use`` of a C with elements of ``c_bytes`` and of such a k, None where there is none for a device."""
     known = shipped_gemm() if entries is None else entries
-    fitting = [e for e in known if e.use == use and e.runs_on(capability)]
-    return max(fitting, key=lambda e: e.preference, default=None)
+    fitting = [
+        e for e in known if e.use == use and e.runs_on(capability) and c_bytes <= e.c_bytes and e.k_min <= k <= e.k_max
+    ]
+    return max(fitting, key=lambda e: (e.preference, -e.c_bytes), default=None)
 
 
 def candidates(
@@ -170,8 +184,8 @@ def _entry(row: Mapping[str, Any], where: str) -> GemmEntry:
 
 
 def _use(value: Any, where: str) -> str:
-    if value not in ("", FEW, PARTS):
-        raise RegistryError(f"{where}: use: expected '{FEW}' or '{PARTS}', got {value!r}")
+    if value not in ("", *USES):
+        raise RegistryError(f"{where}: use: expected {', '.join(map(repr, USES))}, got {value!r}")
     return str(value)
 
 

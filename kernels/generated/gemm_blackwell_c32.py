@@ -51,7 +51,7 @@ def barriers(SLOTS: gl.constexpr, ARRIVALS: gl.constexpr):
 
 # One launch: sizes in tiles, factors.  Tiles of A and B on their way: number n lies in slot n % STAGES; a lap flips the phase
 # of the barriers.  Slots hold PART_N columns of C on their way in, then those of D on their way out: full, written, empty.
-Problem = namedtuple("Problem", "rows columns steps alpha beta")
+Problem = namedtuple("Problem", "rows columns steps m n c_row c_column d_row d_column alpha beta")
 Ring = namedtuple("Ring", "a b full empty")
 Slots = namedtuple("Slots", "tiles full written empty")
 
@@ -94,8 +94,8 @@ def load_role(a_desc, b_desc, ring, problem, A_ROWS: gl.constexpr, B_ROWS: gl.co
 
 
 @gluon.jit
-def load_c_role(c_desc, slots, problem, ADD_C: gl.constexpr):
-    """Copies C ahead, once what lay in its slots has been stored; of rows that are all alike (ADD_C is 2) there are as many as in a box."""
+def load_c_role(c_desc, slots, problem):
+    """Copies C ahead, once what lay in its slots has been stored."""
     for turn in range(tile_count(problem)):
         row, column = tile_at(problem, turn)
         for part in gl.static_range(C_PARTS):
@@ -104,10 +104,7 @@ def load_c_role(c_desc, slots, problem, ADD_C: gl.constexpr):
                 full = slots.full.index(slot)
                 mbarrier.wait(slots.empty.index(slot), lap & 1 ^ 1)
                 mbarrier.expect(full, c_desc.block_type.nbytes)
-                first, start = row + piece * PIECE_M, column + part * PART_N
-                if ADD_C == 2:
-                    first = gl.to_tensor(0)
-                copy_tile(c_desc, [first, start], full, slots.tiles.index(slot))
+                copy_tile(c_desc, [row + piece * PIECE_M, column + part * PART_N], full, slots.tiles.index(slot))
 
 
 @gluon.jit
@@ -130,6 +127,65 @@ def slot_of(turn, part, piece):
     """(slot of part of the columns of the turn-th tile, for a warpgroup's piece of it; how often it has been used before)."""
     n = turn * C_PARTS + part
     return n % SLOTS, n // SLOTS
+
+
+# -- boxes of D --------------------------------------------------------------------------------------------------------
+@gluon.constexpr_function
+def by_rows():
+    """Which threads have which elements of a box that lies anyhow in memory: those of a row a warp."""
+    return gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
+
+
+@gluon.jit
+def elements(row, column, problem, row_step, column_step):
+    """Where those of the box at (row, column) are in a matrix of such strides, and which of them it has."""
+    rows = (row + gl.arange(0, PIECE_M, layout=gl.SliceLayout(1, by_rows())))[:, None]
+    columns = (column + gl.arange(0, PART_N, layout=gl.SliceLayout(0, by_rows())))[None, :]
+    return rows.to(gl.int64) * row_step + columns.to(gl.int64) * column_step, (rows < problem.m) & (columns < problem.n)
+
+
+@gluon.jit
+def row_of_c(c, problem, turn, part: gl.constexpr, layout: gl.constexpr, ADD_C: gl.constexpr):
+    """Of a C that has one row for all, what belongs to a box; of one that has one number, that; asked for before it is needed."""
+    if ADD_C == 2:
+        _, column = tile_at(problem, turn)
+        columns = column + part * PART_N + gl.arange(0, PART_N, layout=gl.SliceLayout(0, layout))
+        return gl.load(c + columns, mask=columns < problem.n, other=0.0)[None, :]
+    elif ADD_C == 4:
+        return gl.load(c)
+    else:
+        return 0
+
+
+@gluon.jit
+def write_box(
+    products, row_c, c, d, slots, problem, turn, part: gl.constexpr, piece, layout: gl.constexpr, ADD_C: gl.constexpr, BOXES: gl.constexpr,
+    SCALED: gl.constexpr,
+):  # fmt: skip
+    """D of a box of products: to the warp that stores it, or with no BOXES where it belongs."""
+    slot, lap = slot_of(turn, part, piece)
+    tile = slots.tiles.index(slot)
+    row, column = tile_at(problem, turn)
+    row, column = row + piece * PIECE_M, column + part * PART_N
+    added = products
+    if ADD_C == 2 or ADD_C == 4:
+        added = row_c
+    if ADD_C == 1:
+        mbarrier.wait(slots.full.index(slot), lap & 1)
+    elif BOXES:
+        mbarrier.wait(slots.empty.index(slot), lap & 1 ^ 1)
+    if ADD_C == 3:
+        at, inside = elements(row, column, problem, problem.c_row, problem.c_column)
+        tile.store(gl.load(c + at, mask=inside, other=0.0))
+    if ADD_C == 1 or ADD_C == 3:
+        added = tile.load(layout)
+    tile.store(sum_of(products, added, problem, ADD_C, SCALED).to(slots.tiles.dtype))
+    if BOXES:
+        fence_async_shared()
+        mbarrier.arrive(slots.written.index(slot), count=1)
+    else:
+        at, inside = elements(row, column, problem, problem.d_row, problem.d_column)
+        gl.store(d + at, tile.load(by_rows()), mask=inside)
 
 
 @gluon.jit
@@ -178,64 +234,80 @@ def product_role(ring, sums, problem, A_ROWS: gl.constexpr, B_ROWS: gl.constexpr
 
 # -- the warps that write ----------------------------------------------------------------------------------------------
 @gluon.jit
-def write_role(sums, slots, problem, ADD_C: gl.constexpr, SCALED: gl.constexpr):
+def write_role(sums, c, d, slots, problem, ADD_C: gl.constexpr, BOXES: gl.constexpr, SCALED: gl.constexpr):
     """From sums and C to D in shared memory, tile by tile."""
     for turn in range(tile_count(problem)):
         place = turn % ACCUMULATORS
+        ahead = row_of_c(c, problem, turn, 0, row_per_thread(PART_N), ADD_C)
         mbarrier.wait(sums.full.index(place), turn // ACCUMULATORS & 1)
         for part in gl.static_range(C_PARTS):
-            slot, lap = slot_of(turn, part, 0)
-            tile = slots.tiles.index(slot)
             products = sums.tiles.index(place).slice(part * PART_N, PART_N).load(row_per_thread(PART_N))
             if part == C_PARTS - 1:
                 mbarrier.arrive(sums.empty.index(place), count=1)
-            c = products
-            if ADD_C:
-                mbarrier.wait(slots.full.index(slot), lap & 1)
-                c = tile.load(row_per_thread(PART_N))
-            else:
-                mbarrier.wait(slots.empty.index(slot), lap & 1 ^ 1)
-            tile.store(sum_of(products, c, problem, ADD_C, SCALED).to(slots.tiles.dtype))
-            fence_async_shared()
-            mbarrier.arrive(slots.written.index(slot), count=1)
+            row_c = ahead
+            if part + 1 < C_PARTS:
+                ahead = row_of_c(c, problem, turn, part + 1, row_per_thread(PART_N), ADD_C)
+            write_box(
+                products, row_c, c, d, slots, problem, turn, part, 0, row_per_thread(PART_N), ADD_C, BOXES, SCALED
+            )
 
 
 # Sizes vary from call to call: specialised on them, the kernel would be compiled anew for many.
-@gluon.jit(do_not_specialize=range(4, 9))
+@gluon.jit(do_not_specialize=range(4, 15))
 def multiply(
-    a_desc, b_desc, c_desc, d_desc, rows, columns, steps, alpha, beta, A_ROWS: gl.constexpr, B_ROWS: gl.constexpr,
-    ADD_C: gl.constexpr, SCALED: gl.constexpr,
+    a_desc, b_desc, c_desc, d_desc, rows, columns, steps, m, n, c_row, c_column, d_row, d_column, alpha, beta, A_ROWS: gl.constexpr,
+    B_ROWS: gl.constexpr, ADD_C: gl.constexpr, BOXES: gl.constexpr, SCALED: gl.constexpr,
 ):  # fmt: skip
-    """Allocate, set up the barriers, and start the roles."""
-    problem = Problem(rows, columns, steps, alpha, beta)
+    """Allocate, set up the barriers, and start the roles.  ADD_C: 1 for C in boxes, 2 for one row of all, 3 for any, 4 for one number; of 2 to 4, and of D with no BOXES, the descriptors are pointers."""
+    problem = Problem(rows, columns, steps, m, n, c_row, c_column, d_row, d_column, alpha, beta)
     a = gl.allocate_shared_memory(a_desc.dtype, [STAGES] + a_desc.block_type.shape, a_desc.layout)
     b = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout)
     ring = Ring(a, b, barriers(STAGES, 1), barriers(STAGES, 1))
-    tiles = gl.allocate_shared_memory(d_desc.dtype, [SLOTS] + d_desc.block_type.shape, d_desc.layout)
-    slots = Slots(tiles, barriers(SLOTS, 1), barriers(SLOTS, 1), barriers(SLOTS, 1))
+    if BOXES:
+        tiles = gl.allocate_shared_memory(d_desc.dtype, [SLOTS] + d_desc.block_type.shape, d_desc.layout)
+        full = barriers(SLOTS, 1) if ADD_C == 1 else ring.full
+        slots = Slots(tiles, full, barriers(SLOTS, 1), barriers(SLOTS, 1))
+    else:
+        bits: gl.constexpr = d_desc.dtype.element_ty.primitive_bitwidth
+        wide: gl.constexpr = gl.NVMMASharedLayout(128 if PART_N * bits >= 1024 else 64, bits, 2)
+        tiles = gl.allocate_shared_memory(d_desc.dtype.element_ty, [SLOTS, PIECE_M, PART_N], wide)
+        slots = Slots(tiles, ring.full, ring.full, ring.full)
     places = allocate_tensor_memory(
         gl.float32, [ACCUMULATORS, TILE_M, TILE_N], TensorMemoryLayout((TILE_M, TILE_N), col_stride=1)
     )
     sums = Sums(places, barriers(ACCUMULATORS, 1), barriers(ACCUMULATORS, 1))
-    if ADD_C:
+    # Who writes has no use for descriptors.
+    one_c, one_d = c_desc if ADD_C > 1 else 0, 0 if BOXES else d_desc
+    if ADD_C == 1:
         gl.warp_specialize([
-            (write_role, (sums, slots, problem, ADD_C, SCALED)),
+            (write_role, (sums, one_c, one_d, slots, problem, ADD_C, BOXES, SCALED)),
             (product_role, (ring, sums, problem, A_ROWS, B_ROWS)),
             (load_role, (a_desc, b_desc, ring, problem, A_ROWS, B_ROWS)),
-            (load_c_role, (c_desc, slots, problem, ADD_C)),
+            (load_c_role, (c_desc, slots, problem)),
             (store_role, (d_desc, slots, problem)),
         ], [1, 1, 1, 1], [24, 24, 24, 24])  # fmt: skip
-    else:
+    elif BOXES:
         gl.warp_specialize([
-            (write_role, (sums, slots, problem, ADD_C, SCALED)),
+            (write_role, (sums, one_c, one_d, slots, problem, ADD_C, BOXES, SCALED)),
             (product_role, (ring, sums, problem, A_ROWS, B_ROWS)),
             (load_role, (a_desc, b_desc, ring, problem, A_ROWS, B_ROWS)),
             (store_role, (d_desc, slots, problem)),
         ], [1, 1, 1], [24, 24, 24])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (write_role, (sums, one_c, one_d, slots, problem, ADD_C, BOXES, SCALED)),
+            (product_role, (ring, sums, problem, A_ROWS, B_ROWS)),
+            (load_role, (a_desc, b_desc, ring, problem, A_ROWS, B_ROWS)),
+        ], [1, 1], [24, 24])  # fmt: skip
 
 
 DTYPES = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16, "torch.float32": gl.float32}
 C_BYTES = 4  # of an element of C and D: what the slots have room for
+
+
+def in_boxes(x):
+    """Whether the copy engine takes a matrix by rows."""
+    return x.stride(1) == 1 and x.stride(0) > 0 and not x.stride(0) * x.element_size() % 16 and not x.data_ptr() % 16
 
 
 def plan(a, b, c, d, alpha, beta, sms=None):
@@ -246,35 +318,31 @@ def plan(a, b, c, d, alpha, beta, sms=None):
     if str(a.dtype) not in ("torch.bfloat16", "torch.float16"):
         raise ValueError(f"a: expected bf16 or fp16, got {a.dtype}")
     adds = c is not None and beta != 0
-    alike = adds and c.shape[0] == PIECE_M.value != shape[0]
     for name, x in (("b", b), ("c", c), ("d", d)):
         if x is None or (name == "c" and not adds):
             continue
-        want = (
-            (str(d.dtype), PIECE_M.value if name == "c" and alike else shape[0], shape[1])
-            if name != "b"
-            else (str(a.dtype), *b.shape)
-        )
+        want = (str(d.dtype), *shape) if name != "b" else (str(a.dtype), *b.shape)
         if (str(x.dtype), *x.shape) != want or x.device != a.device:
             raise ValueError(f"{name}: expected {want} on {a.device}, got {(str(x.dtype), *x.shape)} on {x.device}")
     if str(d.dtype) not in DTYPES or d.element_size() > C_BYTES:
         raise ValueError(f"d: expected bf16, fp16{' or fp32' if C_BYTES == 4 else ''}, got {d.dtype}")
-    for name, x in (("a", a), ("b", b), ("c", c), ("d", d)):
-        if x is None or (name == "c" and not adds):
-            continue
-        rows = x.stride(1) == 1 or name in "cd"
-        if x.stride(1 if rows else 0) != 1 or x.stride(0 if rows else 1) * x.element_size() % 16 or x.data_ptr() % 16:
+    for name, x in (("a", a), ("b", b)):
+        if not in_boxes(x) and not in_boxes(x.t()):
             raise ValueError(
-                f"{name}: expected rows{' or columns' if name in 'ab' else ''} without gaps that start at 16 bytes, got strides {[*x.stride()]}"
+                f"{name}: expected rows or columns without gaps that start at 16 bytes, got strides {[*x.stride()]}"
             )
     if d.numel() == 0:  # the copy engine knows no empty tensors
         return ()
-    a_rows, b_rows = a.stride(1) == 1, b.stride(1) == 1
+    a_rows, b_rows = in_boxes(a), in_boxes(b)
+    # A C whose rows are all alike is one row, or one number; C comes in boxes only beside a D that does.
+    out_boxes = in_boxes(d)
+    one = {0: 4, 1: 2}.get(c.stride(1), 3) if adds and c.stride(0) == 0 else 3
+    add_c = 0 if not adds else 1 if out_boxes and in_boxes(c) else one
+    c = c if adds else d
     boxes = (
         (a if a_rows else a.t(), [PIECE_M.value, TILE_K.value] if a_rows else [TILE_K.value, PIECE_M.value]),
         (b if b_rows else b.t(), [TILE_K.value, TILE_N.value] if b_rows else [TILE_N.value, TILE_K.value]),
-        (c if adds else d, [PIECE_M.value, PART_N.value]),
-        (d, [PIECE_M.value, PART_N.value]),
+        *((x, [PIECE_M.value, PART_N.value]) for x, box in ((c, add_c == 1), (d, out_boxes)) if box),
     )
     descriptors = [
         TensorDescriptor.from_tensor(x, box, gl.NVMMASharedLayout.get_default_for(box, DTYPES[str(x.dtype)]))
@@ -283,13 +351,18 @@ def plan(a, b, c, d, alpha, beta, sms=None):
     rows, columns = -(-shape[0] // TILE_M.value), -(-shape[1] // TILE_N.value)
     if sms is None:
         sms = triton.runtime.driver.active.utils.get_device_properties(a.device.index)["multiprocessor_count"]
-    sizes = rows, columns, -(-a.shape[1] // TILE_K.value), float(alpha), float(beta)
+    sizes = rows, columns, -(-a.shape[1] // TILE_K.value), *shape, *c.stride(), *d.stride(), float(alpha), float(beta)
+    if add_c != 1:
+        descriptors.insert(2, c if add_c or not out_boxes else descriptors[2])
+    if not out_boxes:
+        descriptors.append(d)
     return (min(rows * columns, sms), 1, 1), (
         *descriptors,
         *sizes,
         a_rows,
         b_rows,
-        2 if alike else adds,
+        add_c,
+        out_boxes,
         alpha != 1 or beta not in (0, 1),
     )
 
@@ -297,9 +370,9 @@ def plan(a, b, c, d, alpha, beta, sms=None):
 def launch(a, b, c, d, alpha=1.0, beta=1.0):
     """Write alpha a b + beta c to `d`, which may be `c`; `c` is not read where beta is 0.
 
-    a: (m, k), b: (k, n), both bf16 or both fp16, with rows or columns without gaps; c, d: (m, n), or a c of PIECE_M rows that are all
-    alike, of one dtype (bf16, fp16 or fp32), with
-    rows without gaps; all start and step at multiples of 16 bytes.  Sums are float32 and in a fixed order.
+    a: (m, k), b: (k, n), both bf16 or both fp16, with rows or columns without gaps that start and step at
+    multiples of 16 bytes; c, d: (m, n), of one dtype (bf16, fp16 or fp32), with any strides, c a row of all
+    too; where they are like a and b the copy engine moves them.  Sums are float32 and in a fixed order.
     """
     if planned := plan(a, b, c, d, alpha, beta):
         grid, arguments = planned

@@ -33,13 +33,17 @@ def tile_at(m, n):
     return first + place % group, place // group
 
 
-# Sizes and strides are told to be multiples of 16 where they are: without that, elements would be loaded one by one.
+# Sizes and strides are told to be multiples of 16 where they are, and in EIGHTHS those that are of 8 alone, which come in units of 8: without
+# that, elements would be loaded one by one.
 @triton.jit(do_not_specialize=["steps", "rows_of_part", "alpha", "beta"])
 def multiply(
     a_ptr, b_ptr, c_ptr, d_ptr, m, n, k, steps, rows_of_part, stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn, stride_dm,
-    stride_dn, alpha, beta, ADD_C: tl.constexpr, SCALED: tl.constexpr,
+    stride_dn, EIGHTHS: tl.constexpr, alpha, beta, ADD_C: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """One tile of D, or its sums of one part of k in D's `rows_of_part` rows for each.  Rows and columns beyond the tensors read those at their start, and are not stored."""
+    m, n, k = m * (8 if EIGHTHS & 1 else 1), n * (8 if EIGHTHS & 2 else 1), k * (8 if EIGHTHS & 4 else 1)
+    stride_am, stride_ak = stride_am * (8 if EIGHTHS & 8 else 1), stride_ak * (8 if EIGHTHS & 16 else 1)
+    stride_bk, stride_bn = stride_bk * (8 if EIGHTHS & 32 else 1), stride_bn * (8 if EIGHTHS & 64 else 1)
     row, column = tile_at(m, n)
     rows = row * TILE_M + tl.arange(0, TILE_M)
     columns = column * TILE_N + tl.arange(0, TILE_N)
@@ -99,20 +103,16 @@ def plan(a, b, c, d, alpha, beta, sms=None):
         return ()
     c = c if adds else d
     # Where there is one of something any stride leads to it: 0 is a multiple of 16.
-    strides = (
+    strides = [
         stride if extent > 1 else 0 for x in (a, b, c, d) for extent, stride in zip(x.shape, x.stride(), strict=True)
-    )
+    ]
     tiles = -(-shape[0] // TILE_M.value) * -(-shape[1] // TILE_N.value)
     parts = parts if sums else 1
-    sizes = (
-        *shape,
-        a.shape[1],
-        part_steps(a, parts * part_rows(shape[0])),
-        part_rows(shape[0]),
-        *strides,
-        float(alpha),
-        float(beta),
-    )
+    shares = part_steps(a, parts * part_rows(shape[0])), part_rows(shape[0])
+    told = [*shape, a.shape[1], *strides[:4]]
+    eighths = sum(1 << i for i, number in enumerate(told) if number % 16 == 8)
+    told = [number // 8 if number % 16 == 8 else number for number in told]
+    sizes = *told[:3], *shares, *told[3:], *strides[4:], eighths, float(alpha), float(beta)
     return (tiles, parts, 1), (a, b, c, d, *sizes, adds, alpha != 1 or beta not in (0, 1))
 
 

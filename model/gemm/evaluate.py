@@ -16,7 +16,7 @@ from tilecast.model.compiled.units.fetch import far_cycles
 from tilecast.model.gemm.code import CodeCycles
 from tilecast.model.gemm.families import legality
 from tilecast.model.gemm.pipeline.build import MOST_STEPS, GemmPipeline, build
-from tilecast.model.gemm.traffic import l2_rates, memory_bytes
+from tilecast.model.gemm.traffic import l2_rates, memory_bytes, merge_seconds, part_of
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.gemm.workload import Gemm
 from tilecast.model.machine.machine import Machine
@@ -91,10 +91,12 @@ class GemmRun:
     own_cycles: float
     launch_seconds: float
     hbm_seconds: float
+    #: The second launch, which adds up sums of parts of k (0 where k is in one).
+    merge_seconds: float
 
     @property
     def gbps(self) -> float:
-        """Memory traffic over the whole time, in GB/s."""
+        """Memory traffic of the launch that multiplies over the whole time, in GB/s."""
         return self.own.loop.tiling.hbm_bytes / self.seconds / 1e9
 
 
@@ -115,6 +117,7 @@ def stream(gemm: Gemm, variant: GemmVariant, machine: Machine, mhz: float, memor
 @lru_cache(maxsize=1 << 12)
 def evaluate_gemm(gemm: Gemm, variant: GemmVariant, machine: Machine, clock: str | float, code: CodeCycles | None = None) -> GemmRun:  # fmt: skip
     """Forecast of a legal ``variant``; with ``code`` from what its machine code takes."""
+    whole, gemm = gemm, part_of(gemm, variant)
     own = stream(gemm, variant, machine, machine["chip.clock_max_mhz"], False, code)
     tiling = own.loop.tiling
     first = machine["tma.latency_hbm_cycles"] - machine["tma.latency_l2_cycles"]
@@ -136,10 +139,12 @@ def evaluate_gemm(gemm: Gemm, variant: GemmVariant, machine: Machine, clock: str
     busy = hbm / max(hbm, waits / (faster.mhz * 1e6))
     settled = settled_clock(machine, activity, lambda ghz: max(seconds_at(ghz), waits / (ghz * 1e9)), clock)
     shared = stream(gemm, variant, machine, settled.mhz, code=code, memory_busy=busy)
-    launch = machine["launch.kernel_us"] * 1e-6
-    apart = seconds_at(settled.mhz / 1e3) + launch
-    seconds = max(apart, (start + shared.end(mean)) / (settled.mhz * 1e6) + launch)
-    return GemmRun(seconds, apart, gemm.flops / seconds / 1e12, settled, own, shared, start, own_cycles, launch, hbm)
+    launch, merge = machine["launch.kernel_us"] * 1e-6, merge_seconds(whole, variant, machine)
+    apart = seconds_at(settled.mhz / 1e3) + launch + merge
+    seconds = max(apart, (start + shared.end(mean)) / (settled.mhz * 1e6) + launch + merge)
+    return GemmRun(
+        seconds, apart, whole.flops / seconds / 1e12, settled, own, shared, start, own_cycles, launch, hbm, merge
+    )
 
 
 def _first_time_cycles(loop: Pipeline, machine: Machine, code: CodeCycles | None) -> float:
@@ -189,6 +194,6 @@ def refuse(gemm: Gemm, machine: Machine, variant: GemmVariant, clock: str | floa
             f"A, B, C and D take {gemm.tensor_bytes / 1e9:.4g} GB, the memory of {machine.name} holds {room / 1e9:g} GB: "
             "use a smaller m or n"
         )
-    verdict = legality(variant, gemm, machine)
+    verdict = legality(variant, part_of(gemm, variant), machine)
     if not verdict.legal:
         raise PredictError(f"{variant.family} cannot run {gemm.label()} on {machine.name}: {verdict.sentence()}")

@@ -20,6 +20,8 @@ _KINDS = {"gemm_hopper": "wgmma", "gemm_blackwell": "tcgen05"}
 #: Kinds that a kernel for the matrix unit of one generation cannot run without.
 _ELSEWHERE = "use family gemm_hopper on Hopper, gemm_blackwell on data-centre Blackwell, gemm_triton elsewhere"
 _MOST_STAGES = 6
+#: Parts of k at most: a merge asks for all of an element's sums at once.
+_MOST_PARTS = 32
 #: Columns of a box of C and D whose rows the copy engine still takes at its full rate (64 bytes of 16-bit values), and bytes of a
 #: row of D that a thread of the Blackwell kernels has in registers (tcgen05.ld of 64 columns beside as many of C).
 _LEAST_COLUMNS, _COLUMN_BYTES = 32, 128
@@ -47,8 +49,10 @@ def boxes(v: GemmVariant) -> int:
 
 
 def slot_bytes(v: GemmVariant, gemm: Gemm) -> int:
-    """Shared memory of one slot that a box of C comes into and of D leaves from; the portable kernel has none."""
-    return 0 if v.family == "gemm_triton" else v.tile_m * v.tile_n // boxes(v) * max(gemm.c_bytes, gemm.d_bytes)
+    """Shared memory of one slot that a box of C comes into and of D, or of float32 sums of a part of k, leaves from; the portable kernel has
+    none."""
+    held = 4 if v.parts > 1 else max(gemm.c_bytes, gemm.d_bytes)
+    return 0 if v.family == "gemm_triton" else v.tile_m * v.tile_n // boxes(v) * held
 
 
 def shared_bytes(v: GemmVariant, gemm: Gemm) -> int:
@@ -78,6 +82,10 @@ def _common(v: GemmVariant, gemm: Gemm, machine: Machine) -> Verdict:
         return Verdict(f"family {v.family} has tiles of a power of two of rows, got tile_m 192", "use tile_m=128")
     if v.tile_m < 64 and v.family != "gemm_triton":
         return Verdict(f"a product of family {v.family} has 64 rows or more, got tile_m {v.tile_m}", "use tile_m=64")
+    if v.tile_n < 32 and v.tile_m > 1:
+        return Verdict(f"only tiles of one row have fewer than 32 columns, got tile_m {v.tile_m} and tile_n {v.tile_n}", "use tile_n=32")  # fmt: skip
+    if v.parts > 1 and (v.accumulators > 1 or v.family == "gemm_blackwell"):
+        return Verdict(f"k is shared by tiles with one accumulator of families gemm_hopper and gemm_triton, got {v.family} with {v.accumulators}", "use accumulators=1 or parts=1")  # fmt: skip
     if v.in_step and v.family != "gemm_hopper":
         return Verdict(f"programs of family {v.family} do not meet, got in_step {v.in_step}", "use in_step=0")
     if kind is not None and machine.tensor_kind != kind:
@@ -154,7 +162,20 @@ def _hopper_space(gemm: Gemm, machine: Machine) -> tuple[GemmVariant, ...]:
     slots = ((2, 1), (4, 1), (1, 1), (4, 2), (2, 2), (4, 4), (2, 4))
     # Of 192 rows a slot has 64.
     tall = _own_space("gemm_hopper", ((192, 128),), (1,), ((8, 2), (8, 4), (4, 1)), gemm, machine)
-    return _legal([*_own_space("gemm_hopper", tiles, (1,), slots, gemm, machine), *tall], gemm, machine)
+    return _legal(
+        [*_own_space("gemm_hopper", tiles, (1,), slots, gemm, machine), *tall, *_shared_space(gemm, machine)],
+        gemm,
+        machine,
+    )
+
+
+def _shared_space(gemm: Gemm, machine: Machine) -> list[GemmVariant]:
+    """Kernels that share k, where a launch of a whole k has tiles for half of the SMs at most."""
+    v = GemmVariant("gemm_hopper", accumulators=1, c_stages=2, c_parts=2)
+    tiles = -(-gemm.m // v.tile_m) * -(-gemm.n // v.tile_n)
+    most = min(_MOST_PARTS, -(-gemm.k // v.tile_k)) if 2 * tiles <= machine["chip.sm_count"] else 0
+    parts = [n for n in (2, 3, 4, 6, 8, 12, 16, 24, _MOST_PARTS) if n <= most]
+    return [_deepest(replace(v, parts=n), gemm, machine) for n in parts]
 
 
 def _blackwell_space(gemm: Gemm, machine: Machine) -> tuple[GemmVariant, ...]:

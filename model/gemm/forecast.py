@@ -17,6 +17,7 @@ from tilecast.model.gemm.evaluate import GemmRun, evaluate_gemm, executed_flop, 
 from tilecast.model.gemm.families import find_gemm_family, legality, native_gemm_family, writable
 from tilecast.model.gemm.pipeline.build import build
 from tilecast.model.gemm.render import as_dict, as_html, as_text
+from tilecast.model.gemm.traffic import part_of
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.gemm.workload import Gemm
 from tilecast.model.machine.machine import Machine, machine_of
@@ -73,7 +74,7 @@ def forecast_gemm(
     effects = tuple(effect.scaled(run.tflops / before.tflops) for effect in effects)
     return GemmPrediction(
         gemm, chip, variant, origin, regime, run, bounds(run.in_step.loop.pipeline), _binding(run),
-        _waterfall(gemm, chip, run), fact_interval(run.tflops, effects) if interval else (), effects, made,
+        _waterfall(gemm, chip, variant, run), fact_interval(run.tflops, effects) if interval else (), effects, made,
         before.seconds * 1e3,
     )  # fmt: skip
 
@@ -121,7 +122,7 @@ def best_gemm(gemm: Gemm, machine: Machine, family: str, clock: str | float, acc
 def _floor(gemm: Gemm, v: GemmVariant, machine: Machine) -> float:
     """Seconds below which no launch of ``v`` can be: the busiest unit, without the memory, at the highest clock."""
     top = machine["chip.clock_max_mhz"]
-    loop = build(gemm, v, machine, top, memory=False, most_steps=1)
+    loop = build(part_of(gemm, v), v, machine, top, memory=False, most_steps=1)
     demand = max((c for u, c in loop.pipeline.demand().items() if u == "tensor"), default=0.0) / loop.tiles
     return demand * loop.tiling.steps * loop.tiling.tiles / (loop.tiling.slots / loop.pipeline.ctas_per_sm) / (top * 1e6)  # fmt: skip
 
@@ -183,7 +184,7 @@ def _folded(chain: list[str]) -> list[str]:
     return [part[0] if len(part) == 1 else f"{part[0]}..{part[-1]}" for part in out]
 
 
-def _waterfall(gemm: Gemm, machine: Machine, run: GemmRun) -> tuple[WaterfallStep, ...]:
+def _waterfall(gemm: Gemm, machine: Machine, variant: GemmVariant, run: GemmRun) -> tuple[WaterfallStep, ...]:
     """From the peak at the top clock to the time; cycles per SM at the forecast clock, adding up exactly, none negative."""
     hertz = run.clock.mhz * 1e6
     total = run.seconds * hertz
@@ -193,15 +194,15 @@ def _waterfall(gemm: Gemm, machine: Machine, run: GemmRun) -> tuple[WaterfallSte
     useful = gemm.flops / rate
     at_peak = useful * run.clock.mhz / machine["chip.clock_max_mhz"]
     mean = tiling.tiles / sms
-    whole = max(executed_flop(gemm, own.loop) / rate, useful)
+    whole = max(executed_flop(part_of(gemm, variant), own.loop) / rate, useful)
     demand = own.loop.pipeline.demand().get("tensor", 0.0) / own.loop.tiles
     busy = max(demand * tiling.steps / (tiling.steps - own.loop.steps_left) * mean, whole)
     paced = max(own.tile_cycles * mean, busy)
     tail = own.tile_cycles * (tiling.most - mean)
     fill = max(0.0, run.own_cycles - own.tile_cycles * tiling.most)
-    launch = run.launch_seconds * hertz
+    launch, merge = run.launch_seconds * hertz, run.merge_seconds * hertz
     # Where the memory holds the launch, the SMs that wait for it hardly feel the tail.
-    room = max(0.0, total - launch - paced)
+    room = max(0.0, total - launch - merge - paced)
     fill = min(fill, room)
     tail = min(max(0.0, tail), room - fill)
     few = tiling.tiles <= tiling.slots
@@ -213,7 +214,8 @@ def _waterfall(gemm: Gemm, machine: Machine, run: GemmRun) -> tuple[WaterfallSte
         ("epilogue and copies that no product hides", paced - busy),
         ("start, fill and drain", fill),
         ("idle SMs: fewer tiles than SMs" if few else "tail: the last tiles leave SMs idle", tail),
-        ("memory slower than the SMs", max(0.0, total - launch - paced - fill - tail)),
+        ("memory slower than the SMs", max(0.0, total - launch - merge - paced - fill - tail)),
+        ("a second launch, which adds up sums of parts of k", merge),
         ("launch", launch),
     ]
     return tuple(WaterfallStep(cause, cycles, cycles / total) for cause, cycles in steps)

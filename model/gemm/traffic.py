@@ -6,7 +6,7 @@ that runs slower.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilecast.model.gemm.families import ctas_per_sm
 from tilecast.model.gemm.variant import GemmVariant
@@ -54,8 +54,35 @@ class Tiling:
         return self.hbm_input_bytes + self.hbm_c_bytes + self.hbm_d_bytes
 
 
+def part_of(gemm: Gemm, v: GemmVariant) -> Gemm:
+    """What each of the ``v.parts`` programs that share a tile computes: float32 sums of so much of k; ``gemm`` where they are one."""
+    if v.parts == 1:
+        return gemm
+    steps = -(-gemm.k // v.tile_k)
+    depth = min(gemm.k, -(-steps // v.parts) * v.tile_k)
+    return replace(gemm, k=depth, c_dtype="fp32", d_dtype="fp32", alpha=1.0, beta=0.0, in_place=False)
+
+
+def merge_seconds(gemm: Gemm, v: GemmVariant, machine: Machine) -> float:
+    """What the second launch takes that adds up sums of parts of k and C: it begins, waits for sums, from L2 where that holds them, and for
+    C, and moves them and D; 0 where k is in one part."""
+    if v.parts == 1:
+        return 0.0
+    hertz = machine["chip.clock_max_mhz"] * 1e6
+    elements = float(gemm.m) * gemm.n
+    sums, outer = elements * 4.0 * v.parts, elements * (gemm.c_bytes + gemm.d_bytes)
+    l2 = machine["l2.bytes_per_clk_per_sm"] * machine["chip.sm_count"] * hertz
+    hbm = machine["hbm.tbps_achieved"] * 1e12
+    held = sums <= _SHARED_L2 * machine["l2.bytes"]
+    waits = machine["launch.cta_start_cycles"] + machine["tma.latency_l2_cycles"] + machine["tma.latency_hbm_cycles"]
+    return (
+        machine["launch.kernel_us"] * 1e-6 + waits / hertz + (sums / l2 + outer / hbm if held else (sums + outer) / hbm)
+    )
+
+
 def tiling(gemm: Gemm, v: GemmVariant, machine: Machine) -> Tiling:
-    """The tiles of ``v`` and their traffic: A and B once each where L2 holds what is read again, C and D once.
+    """The tiles of ``v`` and their traffic: A and B once each where L2 holds what is read again, C and D once; of parts of k, each of
+    which is ``gemm`` (`part_of`), the tiles of one after the other.
 
     ``group_m`` rows of tiles are walked column by column: A's rows of a group stay while they are used, B comes again
     for every group where L2 cannot hold it, and A where it cannot even hold a group's rows.
@@ -65,7 +92,7 @@ def tiling(gemm: Gemm, v: GemmVariant, machine: Machine) -> Tiling:
     steps = -(-gemm.k // v.tile_k)
     sms = int(machine["chip.sm_count"]) // v.cta_group
     slots = sms * ctas_per_sm(v, gemm, machine)
-    tiles = rows * columns
+    tiles = rows * columns * v.parts
     room = _SHARED_L2 * machine["l2.bytes"]
     a, b = float(gemm.m) * gemm.k * gemm.dtype_bytes, float(gemm.n) * gemm.k * gemm.dtype_bytes
     group = min(v.group_m, rows)
@@ -78,10 +105,10 @@ def tiling(gemm: Gemm, v: GemmVariant, machine: Machine) -> Tiling:
     # What a later wave reads again L2 has, unless it goes over it once a pass.
     fresh_a = min(1.0, wave_columns / columns) if a_passes == 1.0 else 1.0
     fresh_b = min(1.0, group / rows) if b_passes == 1.0 else 1.0
-    c, d = (float(gemm.m) * gemm.n * size for size in (gemm.c_bytes, gemm.d_bytes))
+    c, d = (float(gemm.m) * gemm.n * size * v.parts for size in (gemm.c_bytes, gemm.d_bytes))
     step_bytes = (v.tile_m * v.cta_group + v.tile_n) * v.tile_k * gemm.dtype_bytes
     return Tiling(
-        rows, columns, steps, slots, -(-tiles // sms), a * a_passes + b * b_passes, c, d,
+        rows * v.parts, columns, steps, slots, -(-tiles // sms), (a * a_passes + b * b_passes) * v.parts, c, d,
         float(tiles) * steps * step_bytes + c + d, 1.0 - (1.0 - fresh_a) * (1.0 - fresh_b),
     )  # fmt: skip
 

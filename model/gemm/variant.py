@@ -10,10 +10,10 @@ from tilecast.model.kernel.verdict import VariantError
 
 FAMILY_NAMES = ("gemm_hopper", "gemm_blackwell", "gemm_triton")
 _CHOICES: dict[str, tuple[int, ...]] = {
-    "tile_m": (16, 64, 128, 192, 256), "tile_n": (32, 64, 128, 256), "tile_k": (16, 32, 64, 128), "accumulators": (1, 2),
+    "tile_m": (1, 16, 64, 128, 192, 256), "tile_n": (4, 32, 64, 128, 256), "tile_k": (16, 32, 64, 128, 512), "accumulators": (1, 2),
     "c_parts": (1, 2, 4, 8), "cta_group": (1, 2), "warps": (4, 8),
 }  # fmt: skip
-_RANGES = {"stages": (1, 16), "c_stages": (1, 16), "group_m": (1, 1024), "in_step": (0, 1024)}
+_RANGES = {"stages": (1, 16), "c_stages": (1, 16), "group_m": (1, 1024), "in_step": (0, 1024), "parts": (1, 32)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class GemmVariant:
     Blackwell tensor memory holds two.  ``c_stages`` are slots of shared memory into which C is copied ahead and from which D
     goes out; each holds one of ``c_parts`` ranges of columns of a tile.  ``group_m`` rows of tiles are walked column by
     column, so that B stays in L2.  With ``in_step`` the programs meet every so many k-steps of a tile, its first the first (0:
-    never): each waits for the others, but not for long, so that they ask L2 for the same lines together.
+    never): each waits for the others, but not for long, so that they ask L2 for the same lines together.  ``parts`` programs share the k
+    of a tile, and a second launch adds up the sums that they leave and C.
     """
 
     family: str = "gemm_hopper"
@@ -42,6 +43,7 @@ class GemmVariant:
     #: Warps of a CTA of the portable kernel.
     warps: int = 8
     in_step: int = 0
+    parts: int = 1
 
 
 def check_family(name: str) -> None:
@@ -68,5 +70,6 @@ def _value(key: str, text: str, current: object) -> object:
 
 
 def gemm_variant_text(variant: GemmVariant) -> str:
-    """The variant as --variant takes it: family first, then every knob."""
-    return ",".join(f"{f.name}={getattr(variant, f.name)}" for f in fields(variant))
+    """The variant as --variant takes it: family first, then every knob, ``parts`` where k is shared."""
+    told = [f for f in fields(variant) if f.name != "parts" or variant.parts > 1]
+    return ",".join(f"{f.name}={getattr(variant, f.name)}" for f in told)

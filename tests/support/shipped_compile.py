@@ -69,7 +69,7 @@ def portable(path, target):
 for line in sys.stdin:
     path, target = json.loads(line)
     try:
-        if load_source(path).TILECAST.get("pass") in ("bwd", "serve", "append", "quantize", "gemm"):
+        if load_source(path).TILECAST.get("pass") in ("bwd", "serve", "append", "quantize", "gemm", "copy"):
             print(json.dumps(portable(path, target)), flush=True)
             continue
         code = compile_and_read(path, target)

@@ -19,10 +19,10 @@ torch = pytest.importorskip("torch")
 from tilecast.kernels.again import Memory  # noqa: E402
 from tilecast.kernels.gemm import operator  # noqa: E402
 
-#: Rows that stand for all of a C whose rows are alike.
-ALIKE = 16
 #: Kernels whose launch was kept for later calls.
 STARTED: list[str] = []
+#: Matrices that launches of copies took.
+COPIED: list[int] = []
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
@@ -33,16 +33,13 @@ def launched(monkeypatch):  # type: ignore[no-untyped-def]
 
     def launcher(entry, made=operator.gemm_launcher):  # type: ignore[no-untyped-def]
         def launch(a, b, c, d, alpha, beta, parts=None):  # type: ignore[no-untyped-def]
-            assert (parts is not None and parts > 1) == (made is operator.parted_launcher)
+            assert (parts is not None) == (made is operator.parted_launcher)
             ran.append(entry.module + (f" in {parts}" if parts else ""))
             if not entry.any_strides:
-                # What the copy engine reads: rows, of A and B also columns, that start at whole 16 bytes.
-                for x in (a, b) if parts else (a, b, d) if beta == 0 else (a, b, c, d):
-                    rows = x.stride() if x.stride(1) == 1 or x is c or x is d else x.t().stride()
+                # What the copy engine reads: rows or columns that start at whole 16 bytes.
+                for x in (a, b):
+                    rows = x.stride() if x.stride(1) == 1 else x.t().stride()
                     assert rows[1] == 1 and rows[0] * x.element_size() % 16 == 0 == x.data_ptr() % 16 and rows[0] > 0
-            if beta and not entry.any_strides and not parts and c.shape[0] == ALIKE != d.shape[0]:
-                assert (c == c[0]).all()
-                c = c[:1].expand(d.shape)
             assert c is None if beta == 0 else c.shape == d.shape
             d.copy_(alpha * (a.double() @ b.double()) + (beta * c.double() if beta else 0.0))
 
@@ -51,9 +48,16 @@ def launched(monkeypatch):  # type: ignore[no-untyped-def]
             return lambda a, b, c, d: launch(a, b, c, d, alpha, beta)
 
         launch.started = started  # type: ignore[attr-defined]
-        launch.alike = 0 if entry.any_strides else ALIKE  # type: ignore[attr-defined]
         return launch
 
+    def copy(x, to, other=None, other_to=None):  # type: ignore[no-untyped-def]
+        for one, its in ((x, to), (other, other_to)):
+            if one is not None:
+                assert its.stride(1) == 1 and its.stride(0) % 8 == 0 == its.data_ptr() % 16
+                its.copy_(one)
+        COPIED.append(1 if other is None else 2)
+
+    monkeypatch.setattr(operator, "_copier", lambda device: copy)
     monkeypatch.setattr(operator, "_launcher", launcher)
     monkeypatch.setattr(operator, "_memory", Memory())
     monkeypatch.setattr(operator, "capability_of", lambda kind, device: (9, 0))
@@ -105,9 +109,9 @@ def test_a_call_met_before_starts_at_once(launched) -> None:  # type: ignore[no-
     ],
 )  # fmt: skip
 def test_k_and_the_width_of_c_choose(launched, monkeypatch, k, wide, module) -> None:  # type: ignore[no-untyped-def]
-    # So many tiles that a k in parts ends no earlier.
+    # So many tiles that a k in parts ends no earlier, and small ones make three waves.
     monkeypatch.setattr(operator, "_device", lambda device: ("NVIDIA H200", 1))
-    c, a, b = tensors(48, 40, k, wide=wide)
+    c, a, b = tensors(48, 136, k, wide=wide)
     out = tilecast.addmm(c, a, b, beta=0.5, alpha=2.0)
     assert launched == [module]
     assert out.dtype == wide and near(out, c, a, b, 0.5, 2.0)
@@ -128,10 +132,10 @@ def test_waves_of_tiles_choose_where_k_leaves_several(m, n, k, module) -> None: 
 
 
 def test_the_choice_by_waves_is_made_for_every_call(launched, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(operator, "_device", lambda device: ("NVIDIA H200", 2))
+    monkeypatch.setattr(operator, "_device", lambda device: ("NVIDIA H200", 1))
     # Parts of k would end earlier here, and are another choice.
     monkeypatch.setattr(operator, "parts_of", lambda *_: 1)
-    for m, module in ((384, "gemm_hopper_tall"), (128, "gemm_hopper_long"), (384, "gemm_hopper_tall")):
+    for m, module in ((192, "gemm_hopper_tall"), (128, "gemm_hopper_long"), (192, "gemm_hopper_tall")):
         launched.clear()
         c, a, b = tensors(m, 128, 1536)
         assert near(tilecast.addmm(c, a, b), c, a, b)
@@ -139,7 +143,7 @@ def test_the_choice_by_waves_is_made_for_every_call(launched, monkeypatch) -> No
 
 
 @pytest.mark.parametrize("asked", ["gemm_hopper", "gemm_triton"])
-def test_tensors_that_the_copy_engine_cannot_read_are_copied_for_it(launched, monkeypatch, asked) -> None:  # type: ignore[no-untyped-def]
+def test_tensors_may_lie_anyhow(launched, monkeypatch, asked) -> None:  # type: ignore[no-untyped-def]
     entries = registry.preferring(registry.shipped_gemm(), asked)
     monkeypatch.setattr(registry, "shipped_gemm", lambda: entries)
     c, a, b = tensors()
@@ -166,14 +170,17 @@ def test_tensors_that_the_copy_engine_cannot_read_are_copied_for_it(launched, mo
 @pytest.mark.parametrize(
     ("m", "n", "k", "module"),
     [
-        # One launch of a short k, whichever side is the short one; a k that SMs share.
-        (3, 40, 24, "gemm_triton_few"), (48, 3, 24, "gemm_triton_few"), (32, 48, 24, "gemm_triton_few"), (1, 96, 2048, "gemm_triton_few"),
-        (96, 1, 2048, "gemm_triton_few"), (48, 40, 4096, "gemm_hopper_parts"), (33, 33, 24, "gemm_hopper_short"),
+        # One launch of a short k, whichever side is the short one; a k that SMs share; sums that are brought to a D that lies anyhow.
+        (3, 40, 24, "gemm_triton_few"), (48, 3, 24, "gemm_triton_few"), (32, 48, 24, "gemm_triton_few"), (1, 96, 2048, "gemm_triton_one"),
+        (96, 1, 2048, "gemm_triton_one_column"), (1, 40, 24, "gemm_triton_one"), (48, 40, 4096, "gemm_hopper_parts"), (33, 33, 24, "gemm_hopper_parts"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("lies", ["rows", "columns", "apart"])
 def test_few_rows_and_few_tiles_have_kernels_of_their_own(launched, m, n, k, module, lies) -> None:  # type: ignore[no-untyped-def]
     c, a, b = tensors(m, n, k)
+    # What multiplies one row goes by how the matrix lies: turned over, A by rows is one by columns.
+    if module == "gemm_triton_one" and lies == "columns":
+        module = "gemm_triton_one_column"
     for beta, given in ((1.0, c), (0.5, c[0]), (0.0, c)):
         if lies == "columns":
             given, a, b = given.t().contiguous().t() if given.dim() == 2 else given, a, b.t().contiguous().t()
@@ -181,13 +188,15 @@ def test_few_rows_and_few_tiles_have_kernels_of_their_own(launched, m, n, k, mod
             given, a, b = (x.repeat_interleave(2, -1)[..., ::2] for x in (given, a, b))
         launched.clear()
         assert near(tilecast.addmm(given, a, b, beta=beta, alpha=2.0), given, a, b, beta, 2.0)
-        assert launched[0].split()[0] == module and len(launched) == 1 and (" in " in launched[0]) == (k > 24)
+        assert (
+            launched[0].split()[0] == module and len(launched) == 1 and (" in " in launched[0]) == (k > 24 or m == 33)
+        )
     launched.clear()
     out = c.clone()
     assert tilecast.addmm(out, a, b, out=out) is out and near(out, c, a, b) and launched[0].startswith(module)
 
 
-@pytest.mark.parametrize("use", [registry.FEW, registry.PARTS])
+@pytest.mark.parametrize("use", [use for use in registry.USES if use != registry.SMALL])
 def test_k_is_parted_where_tiles_leave_sms_idle_and_not_where_they_fill_them(use) -> None:  # type: ignore[no-untyped-def]
     pace, entry = registry.PACES[use], registry.sharing((9, 0), use)
     rows, columns = entry.tile
@@ -195,7 +204,8 @@ def test_k_is_parted_where_tiles_leave_sms_idle_and_not_where_they_fill_them(use
     def parts(tiles: int, k: int) -> int:
         return registry.parts_of(pace, entry.tile, rows, columns * tiles, k, 132)
 
-    assert parts(2, 8192) > 8 and 1 < parts(40, 8192) <= 132 * pace.programs / 40
+    long = 128 * pace.tile_k
+    assert parts(2, long) > 8 and 1 < parts(40, long) <= 132 * pace.programs / 40
     for k in (64, 1024, 8192, 1 << 20):
         # One part where a launch has a whole number of waves of tiles already, and no part without a k-step.
         assert all(parts(132 * pace.programs * waves, k) == 1 for waves in (1, 2, 7))
@@ -205,50 +215,112 @@ def test_k_is_parted_where_tiles_leave_sms_idle_and_not_where_they_fill_them(use
         assert registry.parts_of(pace, entry.tile, 880, 3328, 7864, 132) > 1
         assert registry.parts_of(pace, entry.tile, 880, 3328, 7864, 132, ((128, 128), (192, 128))) == 1
     # A k too short for another launch stays whole.
-    assert parts(1, 4 * pace.tile_k) == 1
+    assert parts(1, int(1 / pace.step_us) * pace.tile_k) == 1
 
 
-def test_copies_keep_the_order_of_rows_and_columns() -> None:
+def test_one_launch_copies_what_the_copy_engine_cannot_read_and_keeps_the_order_of_rows_and_columns(launched) -> None:  # type: ignore[no-untyped-def]
     """A weight by columns is read again by columns: turned over in a copy, it took ten times as long."""
-    odd = torch.randn(24, 37).to(BF16).t()
-    for x in (odd, torch.randn(24, 80)[:, ::2].to(FP16)[:, 1:]):
-        made = operator._readable(x, True)
-        assert torch.equal(made, x) and operator._boxes(made, True)
-    assert operator._readable(odd, True).stride() == (1, 40)
-
-
-def test_long_products_read_rows_of_whole_lines(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    """Rows at odd multiples of 16 bytes are copied where the product is long, by rows or columns as they lie, and others never."""
-    monkeypatch.setattr(operator, "_COPY_ELEMENTS", 1000)
-    odd, even = torch.randn(100, 264).to(BF16), torch.randn(100, 272).to(BF16)
-    for x, lies in ((odd, (320, 1)), (odd.t(), (1, 320))):
-        made = operator._paced(x, 4000)
-        assert torch.equal(made, x) and made.stride() == lies
-        assert operator._paced(x, 3000) is x
-    assert operator._paced(even, 1 << 20) is even
-    # What has to be copied anyway gets such rows, short ones do not.
-    assert operator._paced(torch.randn(100, 261).to(BF16), 1).stride() == (320, 1)
-    assert operator._paced(torch.randn(100, 21).to(BF16), 1).stride() == (24, 1)
-
-
-def test_copies_go_to_the_kernel_of_the_copy_engine(launched) -> None:  # type: ignore[no-untyped-def]
+    a, b = torch.randn(24, 37).to(BF16), torch.randn(40, 37).to(BF16).t()
+    for given, lies, copies in (
+        ((a, b), ((40, 1), (1, 40)), [2]), ((a[:, 1:], b[1:]), ((40, 1), (1, 40)), [2]), ((a[:, :32].contiguous(), b[:32]), ((32, 1), (1, 32)), [1]),
+        ((torch.randn(24, 80).to(FP16)[:, ::2], torch.randn(40, 24).to(FP16)), ((40, 1), (24, 1)), [1]),
+    ):  # fmt: skip
+        COPIED.clear()
+        made = operator._paced(*given, 0)
+        assert all(torch.equal(x, y) for x, y in zip(made, given, strict=True))
+        assert tuple(x.stride() for x in made) == lies and copies == COPIED
+    # C and D lie as they do.
+    COPIED.clear()
     c, a, b = tensors()
-    bias = torch.randn(40).to(BF16)
-    tilecast.addmm(c, a[:, ::2], b[::2])
-    tilecast.addmm(bias, a, b)
-    assert launched == ["gemm_hopper_short"] * 2
-    # A C that is not read may lie anyhow.
+    for given in (c[0], c[:, :1], torch.randn(48, 41).to(BF16)[:, 1:]):
+        assert near(tilecast.addmm(given, a, b, out=torch.empty(48, 41, dtype=BF16)[:, 1:]), given, a, b)
+    assert COPIED == []
+
+
+def test_long_products_read_rows_of_whole_lines(launched, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Rows at odd multiples of 16 bytes, and of 32, are copied where the product is long, by rows or columns as they lie, and others never."""
+    monkeypatch.setattr(operator, "_COPY_ELEMENTS", 1000)
+
+    def read(x, others: int):  # type: ignore[no-untyped-def]
+        made, _ = operator._paced(x, torch.empty(1, dtype=BF16).expand(x.shape[1], others).contiguous(), 0)
+        assert torch.equal(made, x)
+        return made
+
+    by_16, by_32, by_64 = (torch.randn(100, n).to(BF16) for n in (264, 272, 288))
+    for x, least, lies in ((by_16, 2304, (320, 1)), (by_16.t(), 2304, (1, 320)), (by_32, 6144, (320, 1))):
+        assert read(x, least).stride() == lies
+        assert read(x, least - 512) is x
+    assert read(by_64, 1 << 16) is by_64
+    # What has to be copied anyway gets such rows, short ones do not.
+    assert read(torch.randn(100, 261).to(BF16), 8).stride() == (320, 1)
+    assert read(torch.randn(100, 21).to(BF16), 8).stride() == (24, 1)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 96, 2048), (96, 1, 40), (3, 40, 2048), (48, 3, 24), (48, 40, 4096), (48, 41, 24)]
+)
+def test_few_rows_and_parts_start_at_once_when_they_are_met_again(launched, monkeypatch, m, n, k) -> None:  # type: ignore[no-untyped-def]
+    c, a, b = tensors(m, n, k)
+    calls = [(c, a, b), (c[0], a, b), (c[:, :1], a, b)]
+    for beta in (1.0, 0.5, 0.0):
+        for given in calls:
+            assert near(tilecast.addmm(*given, beta=beta, alpha=2.0), *given, beta, 2.0)
+    before = list(launched)
     launched.clear()
-    tilecast.addmm(bias, a, b, beta=0)
-    assert launched == ["gemm_hopper_short"]
+    with monkeypatch.context() as patch:
+        # What takes the host's time is not asked again, but for B at odd steps, of which there is a copy.
+        if n != 41:
+            patch.setattr(operator, "_compute", None)
+        for x in (c, a, b):
+            x.mul_(-1.5)
+        for beta in (1.0, 0.5, 0.0):
+            for given in calls:
+                assert near(tilecast.addmm(*given, beta=beta, alpha=2.0), *given, beta, 2.0)
+    assert launched == before
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "wide", "module"),
+    [
+        # 96 tiles of 128 x 64, 160, and 320; a k so long that parts of it end earlier.
+        (2048, 384, 256, BF16, "gemm_hopper_small"), (2048, 640, 40, FP32, "gemm_hopper_c32_small"), (2048, 1280, 256, BF16, "gemm_hopper_short"),
+        (2048, 640, 704, BF16, "gemm_hopper_long"),
+        (256, 384, 4096, BF16, "gemm_hopper_parts"),
+    ],
+)  # fmt: skip
+def test_small_tiles_run_where_they_make_one_wave(launched, m, n, k, wide, module) -> None:  # type: ignore[no-untyped-def]
+    c, a, b = tensors(m, n, k, wide=wide)
+    assert near(tilecast.addmm(c[0], a, b), c[0].expand(c.shape), a, b)
+    assert launched[0].split()[0] == module
+
+
+def test_few_rows_are_loaded_in_vectors_of_what_is_large(launched, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Copies along k of what would be loaded element by element, none of what would not and of small matrices."""
+    monkeypatch.setattr(operator, "_MOST_SINGLE", 24 * 40)
+
+    def lying(rows: int, columns: int, gap: int = 0):  # type: ignore[no-untyped-def]
+        return torch.randn(rows, columns + gap).to(BF16)[:, :columns]
+
+    for a, b, copies in (
+        (lying(3, 24), lying(24, 48), []), (lying(3, 24), lying(24, 48, 24), []), (lying(3, 24), lying(24, 41), [1]), (lying(3, 24), lying(24, 41, 7), [1]),
+        (lying(24, 3).t(), lying(41, 24, 1).t(), [2]), (lying(3, 24), lying(41, 24).t(), []), (lying(3, 23), lying(23, 41), []),
+    ):  # fmt: skip
+        COPIED.clear()
+        made = operator._in_vectors(a, b, 0)
+        assert all(torch.equal(x, y) for x, y in zip(made, (a, b), strict=True)) and copies == COPIED
+        if copies:
+            assert made[1].stride() == (1, 24)
+        COPIED.clear()
+        c = torch.randn(3, b.shape[1]).to(BF16)
+        assert near(tilecast.addmm(c, a, b), c, a, b) and copies == COPIED
 
 
 def test_a_result_by_columns_is_the_transposed_product_by_the_kernels_of_others(launched) -> None:  # type: ignore[no-untyped-def]
     c, a, b = tensors()
     by_columns = c.t().contiguous().t()
     for beta, given, out, module in (
-        (1.0, by_columns, by_columns.clone(), "gemm_hopper_short"), (0.5, by_columns, None, "gemm_hopper_short"),
-        (0.0, c, by_columns.clone(), "gemm_hopper_short"), (1.0, c, by_columns.clone(), "gemm_hopper_short"),
+        (1.0, by_columns, by_columns.clone(), "gemm_hopper_small"), (0.5, by_columns, None, "gemm_hopper_small"),
+        (0.0, c, by_columns.clone(), "gemm_hopper_small"), (1.0, c, by_columns.clone(), "gemm_hopper_parts in 1"),
     ):  # fmt: skip
         launched.clear()
         place = given.clone() if out is None else out

@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from tilecast.codegen.compiler.compile import CompileError, compile_kernels, load_source
+from tilecast.codegen.compiler.sass import resources
 
 GENERATED = Path(__file__).parents[4] / "kernels" / "generated"
 
@@ -32,3 +33,28 @@ def test_latent_attention_in_batches_that_fill_the_device_has_none() -> None:
     shape = {**load_source(file).TILECAST["workload"], "batch": 132, "heads_q": 16, "seqlen_k": 4096}
     (kernel,) = compile_kernels(file, "sm_90a", shape=shape)
     assert "wgmma" in kernel.ptx
+
+
+@pytest.mark.parametrize(("c", "d", "beta"), [((0, 1), (1024, 1), 1.0), ((0, 0), (1024, 1), 1.0), ((1, 1024), (1025, 1), 1.0), ((1024, 1), (1025, 1), 0.0)])  # fmt: skip
+def test_products_whose_c_or_d_no_copy_engine_moves_have_none(
+    c: tuple[int, int], d: tuple[int, int], beta: float
+) -> None:
+    """Neither where C is one row or number, nor where it is by columns and D at odd steps: no role waits for slots there."""
+    file = GENERATED / "gemm_hopper_small.py"
+    shape = {
+        **load_source(file).TILECAST["workload"],
+        "m": 1024,
+        "n": 1024,
+        "c_strides": c,
+        "d_strides": d,
+        "beta": beta,
+    }
+    (kernel,) = compile_kernels(file, "sm_90a", shape=shape)
+    assert "wgmma" in kernel.ptx
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_103a"])
+def test_copies_for_products_compile_and_write_whole_vectors(target: str) -> None:
+    """No list has the kernel, which is one for all."""
+    (kernel,) = compile_kernels(GENERATED / "gemm_copy.py", target)
+    assert "st.global.v4" in kernel.ptx and not resources(kernel.cubin).stack_bytes

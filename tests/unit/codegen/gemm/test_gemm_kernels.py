@@ -21,6 +21,7 @@ from support.whole import whole
 
 import tilecast
 from tilecast.base.module_file import module_of
+from tilecast.codegen.gemm.copies import COPY
 from tilecast.codegen.gemm.generate import generate_gemm
 from tilecast.codegen.gemm.ship import ShippedGemm, read_gemm_list
 from tilecast.codegen.render import format_source
@@ -43,7 +44,8 @@ WHOLE_K = [kernel for kernel in GLUON if not kernel.parted]
 
 @dataclass(frozen=True)
 class Case:
-    """One product; ``a`` and ``b``: "rows" or "columns" without gaps; ``d``: "new", or "c" to write over it."""
+    """One product; ``a`` and ``b``: "rows" or "columns" without gaps; ``c``: "rows", at "odd" steps as D is too, "columns", or one "row" of all;
+    ``d``: "new", or "c" to write over it."""
 
     m: int
     n: int
@@ -53,6 +55,7 @@ class Case:
     beta: float = 1.0
     a: str = "rows"
     b: str = "rows"
+    c: str = "rows"
     d: str = "new"
     mode: str = "late"
     seed: int = 0
@@ -67,6 +70,10 @@ CASES = {
     "both by columns, in place": Case(520, 136, 64, a="columns", b="columns", d="c", mode="random", seed=3),
     "one small tile": Case(3, 8, 8, "float16", alpha=3.0),
     "more steps than slots": Case(130, 264, 1000, mode="random", seed=4),
+    "a row of C": Case(264, 200, 136, alpha=1.5, beta=0.5, c="row", mode="random", seed=5),
+    "C by columns": Case(136, 264, 72, beta=-0.5, c="columns", mode="random", seed=6),
+    "C and D at odd steps, in place": Case(260, 265, 72, alpha=0.5, c="odd", d="c", mode="random", seed=7, gap=3),
+    "D at odd steps": Case(130, 263, 136, beta=0.0, c="odd", mode="random", seed=8),
 }  # fmt: skip
 
 
@@ -87,8 +94,13 @@ def check(launch, case: Case, c_dtype: str, padded: bool = True) -> None:  # typ
         return whole if how == "rows" else whole.t()
 
     a, b = matrix(case.m, case.k, case.a), matrix(case.k, case.n, case.b)
-    holder = torch.randn(case.m, -(-case.n // 8) * 8 + case.gap).to(wide)
+    step = case.n + 1 - case.n % 2 if case.c == "odd" else -(-case.n // 8) * 8
+    holder = torch.randn(case.m, step + case.gap).to(wide)
     c = holder[:, : case.n]
+    if case.c == "row":
+        c = c[:1].clone().expand(case.m, case.n)
+    elif case.c == "columns":
+        c = c.t().contiguous().t()
     beyond = holder[:, case.n :].clone()
     want = case.alpha * (a.double() @ b.double()) + case.beta * c.double()
     d = c if case.d == "c" else torch.full_like(holder, float("nan"))[:, : case.n]
@@ -123,26 +135,6 @@ def test_computes_the_product(kernel: ShippedGemm, name: str) -> None:
     module = tilecast.emulated(str(path_of(kernel)), machine=kernel.machine, mode=case.mode, seed=case.seed, sms=3)
     narrow = kernel.workload.d_dtype == "bf16"
     check(module.launch, case, "float16" if narrow and case.dtype == "float16" else "bfloat16" if narrow else "float32")
-
-
-@pytest.mark.parametrize("kernel", WHOLE_K, ids=lambda kernel: kernel.module)
-def test_rows_of_c_that_are_all_alike_come_in_one_box(kernel: ShippedGemm) -> None:
-    torch = torch_or_skip()
-    module = tilecast.emulated(str(path_of(kernel)), machine=kernel.machine, mode="random", seed=8, sms=3)
-    wide = torch.bfloat16 if kernel.workload.d_dtype == "bf16" else torch.float32
-
-    def launch(a, b, c, d, alpha, beta):  # type: ignore[no-untyped-def]
-        c[:] = c[0].clone()
-        want.copy_(alpha * (a.double() @ b.double()) + beta * c.double())
-        module.launch(a, b, c[: module.PIECE_M.value].clone(), d, alpha, beta)
-
-    torch.manual_seed(8)
-    a, b, c = (torch.randn(shape) for shape in ((250, 136), (136, 200), (250, 200)))
-    a, b, c, d = a.bfloat16(), b.bfloat16(), c.to(wide), torch.full((250, 200), float("nan"), dtype=wide)
-    want = torch.empty(250, 200, dtype=torch.float64)
-    launch(a, b, c, d, 1.5, 0.5)
-    step = torch.finfo(wide).eps * want.abs() + 1e-4
-    assert bool(((d.double() - want).abs() <= step).all())
 
 
 def in_parts(module: Any, parts: int) -> Any:
@@ -233,13 +225,13 @@ BROKEN = [
     ("gemm_hopper_turns", "        mbarrier.wait(turns.index(g), turn // 2 & 1)\n", ""),
     ("gemm_hopper_turns", "mbarrier.arrive(slots.empty.index(slot), count=1)", "pass"),
     ("gemm_hopper_turns", "                tma.store_wait(0)\n", ""),
-    ("gemm_hopper_turns", "                mbarrier.wait(slots.full.index(slot), lap & 1)\n                c =", "                c ="),
+    ("gemm_hopper_turns", "    if ADD_C == 1:\n        mbarrier.wait(slots.full.index(slot), lap & 1)\n    elif", "    if"),
     ("gemm_hopper_turns", "                mbarrier.wait(slots.written.index(slot), lap & 1)\n", ""),
     ("gemm_hopper_turns", "+ n % SLOTS, n // SLOTS", "+ n % SLOTS, n"),
     ("gemm_hopper_parts", "(part * problem.steps + step) * TILE_K", "step * TILE_K"),
     ("gemm_hopper_parts", "in gl.static_range(1, MOST)", "in gl.static_range(1, 2)"),
     ("gemm_hopper_parts", "gl.where(part < parts, n, 0)", "n"),
-    ("gemm_hopper_long", "            fence_async_shared()\n            mbarrier.arrive(slots", "            mbarrier.arrive(slots"),
+    ("gemm_hopper_long", "        fence_async_shared()\n        mbarrier.arrive(slots", "        mbarrier.arrive(slots"),
     ("gemm_hopper_long", "sums = warpgroup_mma_wait(0, deps=[sums])\n        mbarrier.arrive", "mbarrier.arrive"),
     ("gemm_blackwell", "        mbarrier.wait(sums.full.index(place), turn // ACCUMULATORS & 1)\n", ""),
     ("gemm_blackwell", "        mbarrier.wait(sums.empty.index(place), turn // ACCUMULATORS & 1 ^ 1)\n", ""),
@@ -313,6 +305,10 @@ def replayed_and_piped(kernel: ShippedGemm, k: int, without: tuple[str, ...] = (
 #: Cases of each portable kernel: of few rows it has a row of tiles, or some.
 PORTABLE = {
     "gemm_triton": CASES,
+    "gemm_triton_one": {f"one row: {name}": replace(case, m=case.m % 2 + 1) for name, case in CASES.items()},
+    "gemm_triton_one_column": {
+        f"one row by columns: {name}": replace(case, m=case.m % 2 + 1) for name, case in CASES.items()
+    },
     "gemm_triton_few": {f"few rows: {name}": replace(case, m=case.m % 37 + 1) for name, case in CASES.items()},
 }
 
@@ -327,6 +323,22 @@ def interpreted() -> None:
                 check(in_parts(module, 1), replace(case, dtype="float16"), wide, padded=False)
                 check(in_parts(module, 3), replace(case, dtype="float16"), wide, padded=False)
             print(name, flush=True)
+    copied()
+    print("copies", flush=True)
+
+
+def copied() -> None:
+    """Copies are what was copied, and of what lies behind a row no more is written than its last 16 bytes have."""
+    import torch
+
+    module = module_of(KERNELS / "generated" / f"{COPY}.py")
+    torch.manual_seed(0)
+    odd, gaps = torch.randn(70, 131).bfloat16(), torch.randn(33, 300).half()[:, 1:282:2]
+    for given in ((odd,), (odd, gaps), (gaps, odd[:, :128].t()), (odd.t(), odd[:1])):
+        rooms = [torch.full((len(x), -(-x.shape[1] // 8) * 8 + 8), 7.0).to(x.dtype) for x in given]
+        module.launch(*(y for x, room in zip(given, rooms, strict=True) for y in (x, room[:, : x.shape[1]])))
+        for x, room in zip(given, rooms, strict=True):
+            assert torch.equal(room[:, : x.shape[1]], x) and bool((room[:, -8:] == 7).all())
 
 
 def test_the_portable_kernel_computes_it_in_the_interpreter() -> None:
@@ -337,7 +349,7 @@ def test_the_portable_kernel_computes_it_in_the_interpreter() -> None:
         env=environment(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split("\n")[:-1] == [name for kernel in PORTABLE.values() for name in kernel]
+    assert done.stdout.split("\n")[:-1] == [*(name for kernel in PORTABLE.values() for name in kernel), "copies"]
 
 
 # -- files and refusals ------------------------------------------------------------------------------------------------
@@ -401,7 +413,6 @@ def test_a_launch_refuses_what_it_does_not_take() -> None:
         ((a, b, c[:32], c), "c: expected"),
         ((a, b, c.float(), c.float()), "d: expected bf16, fp16"),
         ((a[:, ::2], b[::2], c, c), "a: expected rows or columns without gaps"),
-        ((a, b, c.t(), c), "c: expected rows without gaps"),
         ((a.flatten()[4:-60].view(63, 64), b, c[:63], c[:63]), "start at 16 bytes"),
     ):
         with pytest.raises(ValueError, match=words):

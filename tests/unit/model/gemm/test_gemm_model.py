@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.gemm.evaluate import evaluate_gemm, stream
-from tilecast.model.gemm.families import accumulator_registers, legality, shared_bytes
+from tilecast.model.gemm.families import GEMM_FAMILIES, accumulator_registers, legality, shared_bytes
 from tilecast.model.gemm.forecast import best_gemm, buffer_gains, forecast_gemm
 from tilecast.model.gemm.pipeline.build import build
 from tilecast.model.gemm.traffic import memory_share, tiling
@@ -284,11 +284,38 @@ def test_refusals_of_forecasts() -> None:
         forecast_gemm(Gemm(512, 512, 64, dtype="fp8"), A100)
 
 
+def test_parts_of_k_are_tiles_of_a_shorter_k_and_one_launch_more() -> None:
+    """512 x 512 x 8192: 16 tiles of 128 k-steps, or 128 of 16; A and B are read once whatever shares them, every part's sums are written."""
+    gemm, v = Gemm(512, 512, 8192), GemmVariant(accumulators=1, c_stages=2, c_parts=2, stages=5)
+    whole, shared = (forecast_gemm(gemm, H200, replace(v, parts=n)) for n in (1, 8))
+    one, eight = (f.run.own.loop.tiling for f in (whole, shared))
+    assert (one.tiles, one.steps, eight.tiles, eight.steps) == (16, 128, 128, 16)
+    assert one.hbm_input_bytes == eight.hbm_input_bytes == 2 * 2 * 512 * 8192
+    assert (one.hbm_c_bytes, one.hbm_d_bytes) == (2 * 512 * 512,) * 2 and (eight.hbm_c_bytes, eight.hbm_d_bytes) == (
+        0,
+        8 * 4 * 512 * 512,
+    )
+    assert whole.run.merge_seconds == 0 < shared.run.merge_seconds < shared.run.seconds < 0.5 * whole.run.seconds
+    for f in (whole, shared):
+        assert sum(step.share for step in f.waterfall) == pytest.approx(1) and all(
+            step.cycles >= -1e-6 for step in f.waterfall
+        )
+    assert any("sums of parts of k" in step.cause and step.cycles > 0 for step in shared.waterfall)
+    # The search knows them where tiles leave SMs idle, and there alone.
+    assert best_gemm(gemm, H200, "gemm_hopper", "short")[0].parts > 1
+    assert all(found.parts == 1 for found in GEMM_FAMILIES["gemm_hopper"].space(Gemm(4096, 4096, 4096), H200))
+    for wrong in (GemmVariant(parts=2), replace(BLACKWELL, parts=2, accumulators=1)):
+        assert (
+            "use accumulators=1 or parts=1"
+            in legality(wrong, gemm, B200 if wrong.family == "gemm_blackwell" else H200).sentence()
+        )
+
+
 def test_variants_as_text_and_back() -> None:
     v = replace(BLACKWELL, accumulators=2)
     assert parse_gemm_variant(gemm_variant_text(v), GemmVariant("gemm_blackwell")) == v
     for text, words in (
-        ("tile_n=100", "one of 32, 64, 128, 256"), ("acumulators=2", "accumulators"), ("stages=x", "whole number"),
+        ("tile_n=100", "one of 4, 32, 64, 128, 256"), ("acumulators=2", "accumulators"), ("stages=x", "whole number"),
         ("family=gemm_hoper", "gemm_hopper"), ("family=gemm_hopper", "does not run here"), ("stages=99", "1 to 16"),
     ):  # fmt: skip
         with pytest.raises(VariantError, match=words):

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import csv
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.whole import is_whole
 
-from tilecast.model.gemm.render import MEASURED_CODE_ERROR, MEASURED_ERROR, MEASURED_KERNELS
+from tilecast.codegen.gemm.ship import read_gemm_list
+from tilecast.kernels.gemm.registry import PACES, PARTS, parts_of
+from tilecast.model.gemm.evaluate import evaluate_gemm
+from tilecast.model.gemm.render import (
+    MEASURED_CODE_ERROR,
+    MEASURED_ERROR,
+    MEASURED_KERNELS,
+    PARTED_ERROR,
+    PARTED_KERNELS,
+)
 from tilecast.model.gemm.variant import GemmVariant
+from tilecast.model.gemm.workload import Gemm
 from tilecast.model.kernel.verdict import VariantError
+from tilecast.model.machine.machine import load_machine
 from tilecast.validation.measured.gemm import (
     BEFORE,
     COMPILED,
@@ -99,3 +111,28 @@ def test_a_table_of_one_s_own(tmp_path: Path) -> None:
         table.write_text(broken)
         with pytest.raises(VariantError, match=words):
             run_gemm(table)
+
+
+def test_forecasts_of_parts_of_k_hold_and_the_rule_picks_what_they_pick() -> None:
+    """Every row of `gemm_hopper_parts` of several parts, none of which was looked at when the model learnt of them: how far off, and what
+    the parts cost that the forecast, and the operator's rule, would take."""
+    kernel = next(kernel for kernel in read_gemm_list() if kernel.parted)
+    chip = load_machine(kernel.machine)
+    measured: dict[Gemm, dict[int, float]] = {}
+    with (TABLE.parent / "h200_gemm_by_parts.csv").open(encoding="utf-8") as table:
+        for row in csv.DictReader(table):
+            if row["kernel"] == kernel.module and row["parts"].isdigit() and int(row["parts"]) > 1:
+                gemm = Gemm(int(row["m"]), int(row["n"]), int(row["k"]))
+                measured.setdefault(gemm, {})[int(row["parts"])] = float(row["us"])
+    errors, costs, rules = [], [], []
+    for gemm, times in measured.items():
+        found = {n: evaluate_gemm(gemm, replace(kernel.variant, parts=n), chip, "short").seconds * 1e6 for n in times}
+        errors += [found[n] / us - 1 for n, us in times.items()]
+        costs.append(times[min(found, key=lambda n: found[n])] / min(times.values()) - 1)
+        picked = parts_of(PACES[PARTS], (kernel.variant.tile_m, kernel.variant.tile_n), gemm.m, gemm.n, gemm.k, 132)
+        if picked in times:
+            rules.append(times[picked] / min(times.values()) - 1)
+    assert len(errors) == PARTED_KERNELS and statistics.fmean(map(abs, errors)) == pytest.approx(PARTED_ERROR, abs=5e-4)
+    assert statistics.fmean(errors) == pytest.approx(-0.1, abs=5e-4)
+    assert len(costs) == 13 and statistics.fmean(costs) <= 0.03 and max(costs) <= 0.1
+    assert len(rules) == 9 and statistics.fmean(rules) <= 0.03 and max(rules) <= 0.1
