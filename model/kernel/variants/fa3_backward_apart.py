@@ -23,6 +23,8 @@ STAGES = 2
 REGISTERS = 240
 #: Query rows of the loop over queries that take as long as what a program does once, and the sum of parts (docs/notes/backward-kernels.md).
 ONCE_ROWS = 160
+#: (head_dim_qk, head_dim_v) that the template is written for.
+WRITTEN = ((192, 128), (192, 192), (256, 256))
 #: Bytes beside the tiles: barriers, and what the compiler hands to the roles.
 _MARGIN = 512
 
@@ -35,11 +37,39 @@ class Fa3BackwardApartVariant:
     heads_abreast: int = 4
 
 
+def _list(dims: tuple[tuple[int, int], ...]) -> str:
+    return ", ".join(f"{qk}" if qk == v else f"{qk}/{v}" for qk, v in dims)
+
+
+def own_keys(head_dim_qk: int, head_dim_v: int) -> bool:
+    """Whether each warpgroup of the kernel of the keys has keys of its own: dK, dV and all else of them fit its registers."""
+    return _own_registers(head_dim_qk + head_dim_v) <= REGISTERS
+
+
+def keys(head_dim_qk: int, head_dim_v: int) -> int:
+    """Keys of a program of the kernel of the keys."""
+    return 2 * TILE if own_keys(head_dim_qk, head_dim_v) else TILE
+
+
+def value_stages(head_dim_qk: int, head_dim_v: int) -> int:
+    """Tiles of V in the kernel of the queries: two where they fit a machine that holds the kernel at all, as for 256 columns one must do."""
+    return STAGES if own_keys(head_dim_qk, head_dim_v) else 1
+
+
+def _own_registers(columns: int) -> int:
+    """Registers a thread of a warpgroup that has keys of its own: dK and dV, P for the product, dP in float32, a row of terms."""
+    return TILE * (columns + TILE // 2 + TILE + TILE // 4) // 128
+
+
 def shared_bytes(variant: Fa3BackwardApartVariant, workload: Workload) -> int:
-    """Shared memory of the tiles of the larger kernel, that of the keys: K, V, stages of Q and dO, of P in
-    float32, and of two terms a row."""
-    tile = TILE * workload.head_dim_qk
-    return workload.dtype_bytes * (2 + 2 * STAGES) * tile + STAGES * (4 * TILE * TILE + 8 * TILE)
+    """Shared memory of the tiles of the larger kernel: that of the keys has K, V, stages of Q and dO and of two terms a row, of P in
+    float32 where warpgroups share keys; that of the queries Q, dO, and stages of K and V."""
+    dims = workload.head_dim_qk, workload.head_dim_v
+    own = own_keys(*dims)
+    rows, size = TILE * sum(dims), workload.dtype_bytes
+    for_keys = size * ((2 if own else 1) + STAGES) * rows + STAGES * ((0 if own else 4 * TILE * TILE) + 8 * TILE)
+    for_queries = size * (2 * rows + TILE * (STAGES * dims[0] + value_stages(*dims) * dims[1]))
+    return max(for_keys, for_queries)
 
 
 def registers(variant: Fa3BackwardApartVariant, workload: Workload) -> int:
@@ -68,13 +98,11 @@ def writable(variant: Fa3BackwardApartVariant, workload: Workload, machine: Mach
             f"family fa3_bwd_apart is written for bf16 and fp16, got dtype '{workload.dtype}'", "use bf16 or fp16"
         )
     dims = workload.head_dim_qk, workload.head_dim_v
-    if dims != (256, 256):
+    if dims not in WRITTEN:
         return Verdict(
-            f"family fa3_bwd_apart is written for head_dim 256, got {dims[0]}/{dims[1]}",
+            f"family fa3_bwd_apart is written for head_dim {_list(WRITTEN)}, got {dims[0]}/{dims[1]}",
             "use family fa3_bwd or fa2_bwd",
         )
-    if workload.mask == "window":
-        return Verdict("family fa3_bwd_apart is not written for windows", "use family fa2_bwd")
     return LEGAL
 
 

@@ -1,14 +1,23 @@
 """A Hopper backward of two kernels as `hopper_bwd_apart` writes it: no sum crosses programs, S and dP are computed twice.
 
-Keys: one warpgroup has S^T, P^T and dV of 64 keys, the other dP^T, dS^T and dK of the same; P goes from the first to the second
-through shared memory in float32.  Each issues its score product of a step beside the sum of the step before, and computes
-under the latter.  Queries: two warpgroups have 64 rows each and S, dP and dQ of them; S of a block is issued beside the dQ of
-the block before, dP when P is there.
+Keys, where dK and dV of 64 fit one warpgroup beside what makes them (192/128): two warpgroups have 64 each, and S^T, P^T, dP^T and
+dS^T of them.  Else one has S^T, P^T and dV of 64 keys, the other dP^T, dS^T and dK of the same; P goes from the first to the second
+through shared memory in float32, and each issues its score product of a step beside the sum of the step before, and computes under
+the latter.  Queries: two warpgroups have 64 rows each and S, dP and dQ of them.  What has rows of its own begins a step with its
+scores and ends it with its sum; the other warpgroup's products run under its exponentials.
 """
 
 from __future__ import annotations
 
-from tilecast.model.kernel.variants.fa3_backward_apart import ONCE_ROWS, STAGES, TILE, Fa3BackwardApartVariant
+from tilecast.model.kernel.variants.fa3_backward_apart import (
+    ONCE_ROWS,
+    STAGES,
+    TILE,
+    Fa3BackwardApartVariant,
+    keys,
+    own_keys,
+    value_stages,
+)
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
@@ -20,24 +29,30 @@ from tilecast.model.pipeline.fa3 import arithmetic, product
 from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step
 
 #: Instructions of a warp and step that do not scale with the tile, on the ALU, on the FMA pipe, others, of the warpgroups of dV
-#: and dK and of those of dQ (machine code of the generated kernels, `tilecast inspect`).
-_VALUE_STEP, _KEY_STEP, _QUERY_STEP = (47.0, 5.0, 85.0), (0.0, 2.0, 90.0), (65.0, 3.0, 168.0)
+#: and dK, of those of dQ, and of those that have keys of their own (machine code of the generated kernels, `tilecast inspect`).
+_VALUE_STEP, _KEY_STEP, _QUERY_STEP, _OWN_STEP = (
+    (47.0, 5.0, 85.0),
+    (0.0, 2.0, 90.0),
+    (51.0, 5.0, 132.0),
+    (43.0, 3.0, 129.0),
+)
 
 
 def build(workload: Workload, variant: Fa3BackwardApartVariant, machine: Machine) -> kernels.BackwardPass:
     """The launches of ``variant``; legality is the caller's business."""
     w, d, dv, size = workload, workload.head_dim_qk, workload.head_dim_v, workload.dtype_bytes
     moving = (d + dv) * size + 2 * kernels.FLOAT
-    parts = parts_of(w, TILE, ONCE_ROWS, machine)
-    keys = kernels.LoopKernel(
-        "key gradients", "keys", _Keys(w, machine).pipeline(), 2.0 * (2 * d + 2 * dv), step_bytes=TILE * moving,
+    own = own_keys(d, dv)
+    parts = parts_of(w, keys(d, dv), ONCE_ROWS, machine)
+    for_keys = kernels.LoopKernel(
+        "key gradients", "keys", (_OwnKeys if own else _Keys)(w, machine).pipeline(), 2.0 * (2 * d + 2 * dv), step_bytes=TILE * moving,
         row_bytes=moving, heads_abreast=variant.heads_abreast, parts=parts,
     )  # fmt: skip
     queries = kernels.LoopKernel(
         "query gradients", "queries", _Queries(w, machine).pipeline(), 2.0 * (2 * d + dv), step_bytes=TILE * (d + dv) * size,
         row_bytes=(d + dv) * size, heads_abreast=variant.heads_abreast, last_first=True,
     )  # fmt: skip
-    return kernels.BackwardPass((kernels.row_terms(w), keys, queries, *kernels.sum_parts(w, parts)))
+    return kernels.BackwardPass((kernels.row_terms(w), for_keys, queries, *kernels.sum_parts(w, parts)))
 
 
 class _Keys(Warpgroups):
@@ -131,6 +146,71 @@ class _Keys(Warpgroups):
         )  # fmt: skip
 
 
+class _OwnKeys(Warpgroups):
+    """dK and dV of 128 keys, half of them in each warpgroup."""
+
+    def group(self, g: int) -> tuple[list[Op], list[Edge], tuple[Step, ...]]:
+        w, m, role = self.w, self.m, f"keys{g}"
+        d, dv, elements = w.head_dim_qk, w.head_dim_v, float(TILE * TILE)
+        exp, ds = probabilities(m, w, elements), differences(m, w, elements)
+        # Each warpgroup loads the terms of all rows.
+        terms, loads = term_port_bytes() / 2, TERM_LOADS
+        ops = [
+            self.hold(f"begin{g}", role, self.poll),
+            product(w, m, f"s{g}", "s", role, g, TILE, d, "smem"),
+            self.hold(f"have_s{g}", role, 0.0),
+            self.shared(f"lse{g}", "terms", role, g, terms, loads, loads=True),
+            arithmetic(m, f"exp{g}", "exp", role, g, exp, common.ramp_latency(m), common.one_warp_cycles(m, exp)),
+            self.hold(f"turn{g}", role, self.poll),
+            product(w, m, f"dp{g}", "dp", role, g, TILE, dv, "smem"),
+            product(w, m, f"dv{g}", "dv", role, g, dv, TILE, "register"),
+            self.hold(f"have_dp{g}", role, 0.0),
+            self.shared(f"delta{g}", "terms", role, g, terms, loads, loads=True),
+            arithmetic(m, f"ds{g}", "ds", role, g, ds, m["fma.latency_cycles"] + m["alu.latency_cycles"], common.one_warp_cycles(m, ds)),
+            self.hold(f"have_dv{g}", role, self.signal),
+            product(w, m, f"dk{g}", "dk", role, g, d, TILE, "register"),
+            arithmetic(m, f"step{g}", "bookkeeping", role, g, step_work(m, *_OWN_STEP), 0.0),
+            self.hold(f"have_dk{g}", role, self.signal),
+        ]  # fmt: skip
+        done, summed = self.done("smem"), self.done("register")
+        edges = [
+            Edge("load_q", f"begin{g}", 0, self.landed, "data", "Q"), Edge("load_do", f"turn{g}", 0, self.landed, "data", "dO"),
+            Edge(f"s{g}", f"have_s{g}", 0, done, "data", "S accumulator"), Edge(f"have_s{g}", f"exp{g}", 0, 0.0, "data", "S accumulator"),
+            Edge(f"lse{g}", f"exp{g}", 0, 0.0, "data", "LSE"), Edge(f"exp{g}", f"dv{g}", 0, 0.0, "data", "P registers"),
+            Edge(f"exp{g}", f"ds{g}", 0, 0.0, "data", "P registers"), Edge(f"dp{g}", f"have_dp{g}", 0, done, "data", "dP accumulator"),
+            Edge(f"have_dp{g}", f"ds{g}", 0, 0.0, "data", "dP accumulator"), Edge(f"delta{g}", f"ds{g}", 0, 0.0, "data", "D"),
+            Edge(f"dv{g}", f"have_dv{g}", 0, summed, "data", "dV accumulator"), Edge(f"ds{g}", f"dk{g}", 0, 0.0, "data", "dS registers"),
+            Edge(f"dk{g}", f"have_dk{g}", 0, summed, "data", "dK accumulator"),
+            Edge(f"have_dk{g}", "load_q", STAGES, self.arrive, "buffer", "Q slot"),
+            Edge(f"have_dv{g}", "load_do", STAGES, self.arrive, "buffer", "dO slot"),
+        ]  # fmt: skip
+        return ops, edges, tuple(Step(op.name) for op in ops)
+
+    def pipeline(self) -> Pipeline:
+        w, m = self.w, self.m
+        d, dv, size, rows = w.head_dim_qk, w.head_dim_v, w.dtype_bytes, 2 * TILE
+        groups, owned = [self.group(g) for g in (0, 1)], rows * (d + dv) * size
+        return Pipeline(
+            name=f"fa3 backward apart, keys {rows}x{TILE}", machine=m.name,
+            ops=(self.copy("load_q", "load", TILE * d * size), self.copy("load_do", "load", TILE * dv * size),
+                 *(op for ops, _, _ in groups for op in ops)),
+            edges=tuple(edge for _, edges, _ in groups for edge in edges),
+            roles=(Role("load", (Step("load_q"), Step("load_do")), 1, 24),
+                   *(Role(f"keys{g}", groups[g][2], WARPS, 240) for g in (0, 1))),
+            buffers=(
+                Buffer("K", "smem", rows * d * size, 1, "", "s0"), Buffer("V", "smem", rows * dv * size, 1, "", "dp0"),
+                Buffer("Q", "smem", TILE * d * size, STAGES, "load_q", "dk0"),
+                Buffer("dO", "smem", TILE * dv * size, STAGES, "load_do", "dv0"),
+                Buffer("dK", "registers", rows * d * kernels.FLOAT, 1, "dk0", ""),
+                Buffer("dV", "registers", rows * dv * kernels.FLOAT, 1, "dv0", ""),
+            ),
+            rows_per_cta=rows, keys_per_iteration=TILE, ctas_per_sm=1, prologue_cycles=self.start(9),
+            epilogue_cycles=self.leave(TILE * (d + dv)), edge_read_bytes=owned, edge_write_bytes=owned,
+            tiles_overlap=False,
+            mask_demand=tuple((f"exp{g}", common.mask_work(m, TILE * TILE * 2.0)) for g in (0, 1)),
+        )  # fmt: skip
+
+
 class _Queries(Warpgroups):
     """dQ of 128 queries."""
 
@@ -141,15 +221,15 @@ class _Queries(Warpgroups):
         ops = [
             self.hold(f"begin{g}", role, self.poll),
             product(w, m, f"s{g}", "s", role, g, TILE, d, "smem"),
-            product(w, m, f"dq{g}", "dq", role, g, d, TILE, "register"),
-            self.hold(f"have_s{g}", role, 0.0),
-            arithmetic(m, f"exp{g}", "exp", role, g, exp, common.ramp_latency(m), common.one_warp_cycles(m, exp)),
             self.hold(f"have_v{g}", role, self.poll),
             product(w, m, f"dp{g}", "dp", role, g, TILE, dv, "smem"),
-            self.hold(f"have_dq{g}", role, self.signal),
-            arithmetic(m, f"step{g}", "bookkeeping", role, g, step_work(m, *_QUERY_STEP), 0.0),
+            self.hold(f"have_s{g}", role, 0.0),
+            arithmetic(m, f"exp{g}", "exp", role, g, exp, common.ramp_latency(m), common.one_warp_cycles(m, exp)),
             self.hold(f"have_dp{g}", role, self.signal + self.barrier),
             arithmetic(m, f"ds{g}", "ds", role, g, ds, m["fma.latency_cycles"] + m["alu.latency_cycles"], common.one_warp_cycles(m, ds)),
+            product(w, m, f"dq{g}", "dq", role, g, d, TILE, "register"),
+            arithmetic(m, f"step{g}", "bookkeeping", role, g, step_work(m, *_QUERY_STEP), 0.0),
+            self.hold(f"have_dq{g}", role, self.signal),
         ]  # fmt: skip
         done, summed = self.done("smem"), self.done("register")
         edges = [
@@ -159,11 +239,9 @@ class _Queries(Warpgroups):
             Edge(f"have_dp{g}", f"ds{g}", 0, 0.0, "data", "dP accumulator"), Edge(f"ds{g}", f"dq{g}", 0, 0.0, "data", "dS registers"),
             Edge(f"dq{g}", f"have_dq{g}", 0, summed, "data", "dQ accumulator"),
             Edge(f"have_dq{g}", "load_k", STAGES, self.arrive, "buffer", "K slot"),
-            Edge(f"have_dp{g}", "load_v", 1, self.arrive, "buffer", "V slot"),
+            Edge(f"have_dp{g}", "load_v", value_stages(w.head_dim_qk, w.head_dim_v), self.arrive, "buffer", "V slot"),
         ]  # fmt: skip
-        lap = ("begin", "s", "dq", "have_s", "exp", "have_v", "dp", "have_dq", "step", "have_dp", "ds")
-        program = tuple(Step(f"{name}{g}", 0 if name in ("dq", "have_dq") else 1) for name in lap)
-        return ops, edges, program
+        return ops, edges, tuple(Step(op.name) for op in ops)
 
     def pipeline(self) -> Pipeline:
         w, m = self.w, self.m
@@ -178,7 +256,7 @@ class _Queries(Warpgroups):
                    *(Role(f"queries{g}", groups[g][2], WARPS, 240) for g in (0, 1))),
             buffers=(
                 Buffer("Q", "smem", rows * d * size, 1, "", "s0"), Buffer("dO", "smem", rows * dv * size, 1, "", "dp0"),
-                Buffer("K", "smem", TILE * d * size, STAGES, "load_k", "dq0"), Buffer("V", "smem", TILE * dv * size, 1, "load_v", "dp0"),
+                Buffer("K", "smem", TILE * d * size, STAGES, "load_k", "dq0"), Buffer("V", "smem", TILE * dv * size, value_stages(d, dv), "load_v", "dp0"),
                 Buffer("dQ", "registers", rows * d * kernels.FLOAT, 1, "dq0", ""),
             ),
             rows_per_cta=rows, keys_per_iteration=TILE, ctas_per_sm=1, prologue_cycles=self.start(7),
