@@ -64,7 +64,7 @@ def keys_forms() -> tuple[ClosedForm, ...]:
         ("dP", "dP^T = V dO^T: V and dO", (n * v + n / u * m * v) * b / w),
         ("dV", "dV += P^T dO: dO (P^T in registers)", n / u * m * v * b / w),
         ("dK", "dK += dS^T Q: Q (dS^T in registers)", n / u * m * d * b / w),
-        ("P fp32", "P in float32 from one warpgroup to the other, two threads on a bank", 2 * 2 * FLOAT * m * n / w),
+        ("P fp32", "P in float32 from one warpgroup to the other", 2 * FLOAT * m * n / w),
         ("row terms", "LSE and D to every thread", 2 * m * n / w),
         ("fill", "Q and dO copied in", m * (d + v) * b / w),
     )

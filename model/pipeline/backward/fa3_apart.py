@@ -2,9 +2,8 @@
 
 Keys, where dK and dV of 64 fit one warpgroup beside what makes them (192/128): two warpgroups have 64 each, and S^T, P^T, dP^T and
 dS^T of them.  Else one has S^T, P^T and dV of 64 keys, the other dP^T, dS^T and dK of the same; P goes from the first to the second
-through shared memory in float32, and each issues its score product of a step beside the sum of the step before, and computes under
-the latter.  Queries: two warpgroups have 64 rows each and S, dP and dQ of them.  What has rows of its own begins a step with its
-scores and ends it with its sum; the other warpgroup's products run under its exponentials.
+through shared memory in float32.  Queries: two warpgroups have 64 rows each and S, dP and dQ of them.  A warpgroup begins a step with
+its scores and ends it with its sum; what one computes runs under the products of the other.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step
 #: Instructions of a warp and step that do not scale with the tile, on the ALU, on the FMA pipe, others, of the warpgroups of dV
 #: and dK, of those of dQ, and of those that have keys of their own (machine code of the generated kernels, `tilecast inspect`).
 _VALUE_STEP, _KEY_STEP, _QUERY_STEP, _OWN_STEP = (
-    (47.0, 5.0, 85.0),
-    (0.0, 2.0, 90.0),
+    (45.0, 4.0, 84.0),
+    (6.0, 3.0, 84.0),
     (51.0, 5.0, 132.0),
     (43.0, 3.0, 129.0),
 )
@@ -63,35 +62,34 @@ class _Keys(Warpgroups):
         d, dv, size = w.head_dim_qk, w.head_dim_v, w.dtype_bytes
         elements = float(TILE * TILE)
         exp, ds = probabilities(m, w, elements), differences(m, w, elements)
-        p_bytes, accesses = elements * kernels.FLOAT, elements / 128 / 2
-        # In rows, 8 bytes of a thread at a time, of which two go to a bank: the port takes twice as long, as for dQ in rows.
-        p_port = 2 * p_bytes
+        # As registers hold it, 16 bytes of a thread at a time.
+        p_bytes, accesses = elements * kernels.FLOAT, elements / 128 / 4
         values, keys = "values", "keys"
         value_ops = [
             self.hold("begin0", values, self.poll),
             product(w, m, "s", "s", values, 0, TILE, d, "smem"),
-            self.hold("turn0", values, self.poll),
-            product(w, m, "dv", "dv", values, 0, dv, TILE, "register"),
             self.shared("lse", "terms", values, 0, term_port_bytes(), TERM_LOADS, loads=True),
             self.hold("have_s", values, 2 * self.signal),
             arithmetic(m, "exp", "exp", values, 0, exp, common.ramp_latency(m), common.one_warp_cycles(m, exp)),
             self.hold("room", values, self.poll + self.barrier),
-            self.shared("store_p", "p to shared memory", values, 0, p_port, accesses, loads=False),
+            self.shared("store_p", "p to shared memory", values, 0, p_bytes, accesses, loads=False),
             self.hold("tell", values, self.signal),
+            self.hold("turn0", values, self.poll),
+            product(w, m, "dv", "dv", values, 0, dv, TILE, "register"),
             arithmetic(m, "step0", "bookkeeping", values, 0, step_work(m, *_VALUE_STEP), 0.0),
             self.hold("have_dv", values, self.signal),
         ]
         key_ops = [
             self.hold("begin1", keys, self.poll),
             product(w, m, "dp", "dp", keys, 1, TILE, dv, "smem"),
-            self.hold("turn1", keys, self.poll),
-            product(w, m, "dk", "dk", keys, 1, d, TILE, "register"),
             self.shared("delta", "terms", keys, 1, term_port_bytes(), TERM_LOADS, loads=True),
             self.hold("have_dp", keys, 2 * self.signal),
             self.hold("have_p", keys, self.poll),
-            self.shared("load_p", "p from shared memory", keys, 1, p_port, accesses, loads=True),
+            self.shared("load_p", "p from shared memory", keys, 1, p_bytes, accesses, loads=True),
             self.hold("taken", keys, self.signal),
             arithmetic(m, "ds", "ds", keys, 1, ds, m["fma.latency_cycles"] + m["alu.latency_cycles"], common.one_warp_cycles(m, ds)),
+            self.hold("turn1", keys, self.poll),
+            product(w, m, "dk", "dk", keys, 1, d, TILE, "register"),
             arithmetic(m, "step1", "bookkeeping", keys, 1, step_work(m, *_KEY_STEP), 0.0),
             self.hold("have_dk", keys, self.signal),
         ]  # fmt: skip
@@ -116,14 +114,6 @@ class _Keys(Warpgroups):
             Edge("have_dp", "load_do", STAGES, self.arrive, "buffer", "dO slot"),
             Edge("have_dv", "load_do", STAGES, self.arrive, "buffer", "dO slot"),
         ]  # fmt: skip
-        # A lap: the next step's scores are issued, then the sum of this one, under which the next step is computed.
-        laps = {
-            values: ("begin0", "s", "turn0", "dv", "lse", "have_s", "exp", "room", "store_p", "tell", "step0", "have_dv"),
-            keys: ("begin1", "dp", "turn1", "dk", "delta", "have_dp", "have_p", "load_p", "taken", "ds", "step1", "have_dk"),
-        }  # fmt: skip
-        late = ("turn0", "dv", "have_dv", "turn1", "dk", "have_dk")
-        # Waiting for the other tensor's tile of the step before is done with in that step.
-        programs = {role: tuple(Step(name, 0 if name in late else 1) for name in lap) for role, lap in laps.items()}
         owned = TILE * (d + dv) * size
         return Pipeline(
             name=f"fa3 backward apart, keys {TILE}x{TILE}", machine=m.name,
@@ -131,7 +121,8 @@ class _Keys(Warpgroups):
                  *value_ops, *key_ops),
             edges=tuple(edges),
             roles=(Role("load_q", (Step("load_q"),), 1, 24), Role("load_do", (Step("load_do"),), 1, 24),
-                   Role(values, programs[values], WARPS, 240), Role(keys, programs[keys], WARPS, 240)),
+                   Role(values, tuple(Step(op.name) for op in value_ops), WARPS, 240),
+                   Role(keys, tuple(Step(op.name) for op in key_ops), WARPS, 240)),
             buffers=(
                 Buffer("K", "smem", TILE * d * size, 1, "", "s"), Buffer("V", "smem", TILE * dv * size, 1, "", "dp"),
                 Buffer("Q", "smem", TILE * d * size, STAGES, "load_q", "dk"),
