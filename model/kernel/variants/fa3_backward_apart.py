@@ -1,7 +1,8 @@
-"""A Hopper backward of two kernels for head dimensions of 256: knobs, legality, what the template writes, first choices.
+"""A Hopper backward of two kernels for head dimensions above 128: knobs, legality, what the template writes, first choices.
 
-Seven matrix products and no sum over programs.  dK and dV of 64 keys fill the registers of two warpgroups, one each; dQ of
-128 queries those of two.  With five products dQ would leave in float32 for every 64 keys, more bytes than an SM can add.
+Seven matrix products and no sum over programs.  dK and dV of 64 keys fill the registers of two warpgroups, one each, or at 192/128
+those of one; dQ of 128 queries those of two.  With five products dQ would leave in float32 for every 64 keys, more bytes than an SM
+can add, or there would be no registers for it beside those of 128.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tilecast.model.machine.machine import Machine
 NAMES = ("fa3_bwd_apart", "hopper_bwd_apart")
 #: Rows of a warpgroup and of every tile: the M of wgmma.
 TILE = 64
-#: Tiles of Q, dO and P in the kernel of the keys, of K in that of the queries, which has one of V.
+#: Tiles of Q, dO and P in the kernel of the keys, of K in that of the queries.
 STAGES = 2
 #: Registers a thread of a warpgroup that multiplies may have.
 REGISTERS = 240
