@@ -38,6 +38,11 @@ class HopperBackwardApart(RowTerms, PartSums):
     head_dim_v: int
     variant: Fa3BackwardApartVariant
     v_pieces: tuple[Piece, ...]
+    #: Whether each warpgroup of key_gradients has keys of its own, and keys of a program.
+    own: bool
+    keys: int
+    #: Tiles of K, and of V, in query_gradients.
+    key_stages: tuple[int, int]
 
     @property
     def tile(self) -> int:
@@ -45,24 +50,9 @@ class HopperBackwardApart(RowTerms, PartSums):
         return family.TILE
 
     @property
-    def own(self) -> bool:
-        """Whether each warpgroup of key_gradients has keys of its own."""
-        return family.own_keys(self.head_dim_qk, self.head_dim_v)
-
-    @property
-    def keys(self) -> int:
-        """Keys of a program of key_gradients."""
-        return family.keys(self.head_dim_qk, self.head_dim_v)
-
-    @property
     def stages(self) -> int:
         """Tiles of Q and dO, and of P, in key_gradients."""
         return family.STAGES
-
-    @property
-    def key_stages(self) -> tuple[int, int]:
-        """Tiles of K, and of V, in query_gradients."""
-        return family.STAGES, family.value_stages(self.head_dim_qk, self.head_dim_v)
 
     @property
     def columns_qk(self) -> int:
@@ -71,8 +61,8 @@ class HopperBackwardApart(RowTerms, PartSums):
 
     @property
     def columns_v(self) -> int:
-        """Columns of a tile of V or dO."""
-        return _power_of_two(self.head_dim_v)
+        """Columns of a tile of V or dO; those of a tile of K where dV leaves by way of that."""
+        return _power_of_two(self.head_dim_v) if self.own else min(_power_of_two(self.head_dim_v), self.columns_qk)
 
     @property
     def pieces_qk(self) -> int:
@@ -282,6 +272,9 @@ def context(variant: Fa3BackwardApartVariant, workload: Workload) -> HopperBackw
         head_dim_v=workload.head_dim_v,
         variant=variant,
         v_pieces=pieces(workload.head_dim_v),
+        own=family.own_keys(workload),
+        keys=family.keys(workload),
+        key_stages=(family.STAGES, family.value_stages(workload)),
     )
 
 
@@ -296,11 +289,10 @@ def _description(workload: Workload) -> str:
         "dS^T and adds to dK; neither sum would fit beside the other in the registers of one.",
     ]
     own = ["first, half of the keys in each warpgroup."]
-    dims = workload.head_dim_qk, workload.head_dim_v
     lines = [
         keys_seen_and_masked(workload.mask, "tile"),
-        f"Programs of key_gradients have {family.keys(*dims)} keys of one head and walk over {family.TILE} queries at a time, from the last to the",
-        *(own if family.own_keys(*dims) else shared),
+        f"Programs of key_gradients have {family.keys(workload)} keys of one head and walk over {family.TILE} queries at a time, from the last to the",
+        *(own if family.own_keys(workload) else shared),
         "Programs of query_gradients",
         f"have {2 * family.TILE} queries, half of them in each warpgroup, and walk over {family.TILE} keys at a time.  Load warps copy",
         "tiles.  row_terms goes before.  Runs on sm_90a with triton and torch alone.",

@@ -26,6 +26,8 @@ REGISTERS = 240
 ONCE_ROWS = 160
 #: (head_dim_qk, head_dim_v) that the template is written for.
 WRITTEN = ((192, 128), (192, 192), (256, 256))
+#: Columns of K and V up to which the kernel of the queries has two tiles of V.
+_COLUMNS_OF_TWO = 320
 #: Bytes beside the tiles: barriers, and what the compiler hands to the roles.
 _MARGIN = 512
 
@@ -42,19 +44,22 @@ def _list(dims: tuple[tuple[int, int], ...]) -> str:
     return ", ".join(f"{qk}" if qk == v else f"{qk}/{v}" for qk, v in dims)
 
 
-def own_keys(head_dim_qk: int, head_dim_v: int) -> bool:
-    """Whether each warpgroup of the kernel of the keys has keys of its own: dK, dV and all else of them fit its registers."""
-    return _own_registers(head_dim_qk + head_dim_v) <= REGISTERS
+def own_keys(workload: Workload) -> bool:
+    """Whether each warpgroup of the kernel of the keys has keys of its own: dK, dV and all else of them fit its registers.
+
+    Not with a mask: of 128 keys more tiles of queries are cut by it than of 64, and what hides keys would spill.
+    """
+    return workload.mask == "none" and _own_registers(workload.head_dim_qk + workload.head_dim_v) <= REGISTERS
 
 
-def keys(head_dim_qk: int, head_dim_v: int) -> int:
+def keys(workload: Workload) -> int:
     """Keys of a program of the kernel of the keys."""
-    return 2 * TILE if own_keys(head_dim_qk, head_dim_v) else TILE
+    return 2 * TILE if own_keys(workload) else TILE
 
 
-def value_stages(head_dim_qk: int, head_dim_v: int) -> int:
-    """Tiles of V in the kernel of the queries: two where they fit a machine that holds the kernel at all, as for 256 columns one must do."""
-    return STAGES if own_keys(head_dim_qk, head_dim_v) else 1
+def value_stages(workload: Workload) -> int:
+    """Tiles of V in the kernel of the queries: two, as of K, but where heads are so wide that both take the place."""
+    return STAGES if workload.head_dim_qk + workload.head_dim_v <= _COLUMNS_OF_TWO else 1
 
 
 def _own_registers(columns: int) -> int:
@@ -66,10 +71,10 @@ def shared_bytes(variant: Fa3BackwardApartVariant, workload: Workload) -> int:
     """Shared memory of the tiles of the larger kernel: that of the keys has K, V, stages of Q and dO and of two terms a row, of P in
     float32 where warpgroups share keys; that of the queries Q, dO, and stages of K and V."""
     dims = workload.head_dim_qk, workload.head_dim_v
-    own = own_keys(*dims)
+    own = own_keys(workload)
     rows, size = TILE * sum(dims), workload.dtype_bytes
     for_keys = size * ((2 if own else 1) + STAGES) * rows + STAGES * ((0 if own else 4 * TILE * TILE) + 8 * TILE)
-    for_queries = size * (2 * rows + TILE * (STAGES * dims[0] + value_stages(*dims) * dims[1]))
+    for_queries = size * (2 * rows + TILE * (STAGES * dims[0] + value_stages(workload) * dims[1]))
     return max(for_keys, for_queries)
 
 

@@ -1,6 +1,6 @@
 """A Hopper backward of two kernels as `hopper_bwd_apart` writes it: no sum crosses programs, S and dP are computed twice.
 
-Keys, where dK and dV of 64 fit one warpgroup beside what makes them (192/128): two warpgroups have 64 each, and S^T, P^T, dP^T and
+Keys, where dK and dV of 64 fit one warpgroup beside what makes them (192/128, without a mask): two warpgroups have 64 each, and S^T, P^T, dP^T and
 dS^T of them.  Else one has S^T, P^T and dV of 64 keys, the other dP^T, dS^T and dK of the same; P goes from the first to the second
 through shared memory in float32.  Queries: two warpgroups have 64 rows each and S, dP and dQ of them.  A warpgroup begins a step with
 its scores and ends it with its sum; what one computes runs under the products of the other.
@@ -41,8 +41,8 @@ def build(workload: Workload, variant: Fa3BackwardApartVariant, machine: Machine
     """The launches of ``variant``; legality is the caller's business."""
     w, d, dv, size = workload, workload.head_dim_qk, workload.head_dim_v, workload.dtype_bytes
     moving = (d + dv) * size + 2 * kernels.FLOAT
-    own = own_keys(d, dv)
-    parts = parts_of(w, keys(d, dv), ONCE_ROWS, machine)
+    own = own_keys(w)
+    parts = parts_of(w, keys(w), ONCE_ROWS, machine)
     for_keys = kernels.LoopKernel(
         "key gradients", "keys", (_OwnKeys if own else _Keys)(w, machine).pipeline(), 2.0 * (2 * d + 2 * dv), step_bytes=TILE * moving,
         row_bytes=moving, heads_abreast=variant.heads_abreast, parts=parts,
@@ -230,7 +230,7 @@ class _Queries(Warpgroups):
             Edge(f"have_dp{g}", f"ds{g}", 0, 0.0, "data", "dP accumulator"), Edge(f"ds{g}", f"dq{g}", 0, 0.0, "data", "dS registers"),
             Edge(f"dq{g}", f"have_dq{g}", 0, summed, "data", "dQ accumulator"),
             Edge(f"have_dq{g}", "load_k", STAGES, self.arrive, "buffer", "K slot"),
-            Edge(f"have_dp{g}", "load_v", value_stages(w.head_dim_qk, w.head_dim_v), self.arrive, "buffer", "V slot"),
+            Edge(f"have_dp{g}", "load_v", value_stages(w), self.arrive, "buffer", "V slot"),
         ]  # fmt: skip
         return ops, edges, tuple(Step(op.name) for op in ops)
 
@@ -247,7 +247,7 @@ class _Queries(Warpgroups):
                    *(Role(f"queries{g}", groups[g][2], WARPS, 240) for g in (0, 1))),
             buffers=(
                 Buffer("Q", "smem", rows * d * size, 1, "", "s0"), Buffer("dO", "smem", rows * dv * size, 1, "", "dp0"),
-                Buffer("K", "smem", TILE * d * size, STAGES, "load_k", "dq0"), Buffer("V", "smem", TILE * dv * size, value_stages(d, dv), "load_v", "dp0"),
+                Buffer("K", "smem", TILE * d * size, STAGES, "load_k", "dq0"), Buffer("V", "smem", TILE * dv * size, value_stages(w), "load_v", "dp0"),
                 Buffer("dQ", "registers", rows * d * kernels.FLOAT, 1, "dq0", ""),
             ),
             rows_per_cta=rows, keys_per_iteration=TILE, ctas_per_sm=1, prologue_cycles=self.start(7),
