@@ -81,6 +81,12 @@ class HopperBackwardApart(RowTerms, PartSums):
         one = f"{dims[0]}" if dims[0] == dims[1] else f"{dims[0]} or {dims[1]}"
         return one, one
 
+    @property
+    def dk_leaves_by(self) -> str:
+        """Tiles that dK of shared keys leaves by: those of V, or where V has fewer columns a slot of Q, all of which has been read before
+        the last P was there."""
+        return "shared.v" if self.head_dim_v == self.head_dim_qk else "shared.q"
+
     def count(self, total: str) -> int:
         """Products of a step that add to a sum ("dq", "dk" or "dv"), and for "dv" those that make dP."""
         return self.pieces_v if total == "dv" else self.pieces_qk

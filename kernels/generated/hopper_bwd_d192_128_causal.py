@@ -1,11 +1,9 @@
 """Causal attention backward on Hopper for head_dim 192/128: two kernels, seven products, no sum of several programs.
 
 Query i sees keys up to i + seqlen_k - seqlen_q; only tiles on that diagonal are masked. Programs of key_gradients have
-64 keys of one head and walk over 64 queries at a time, from the last to the first: one warpgroup computes S^T and P^T
-and adds to dV, the other computes dP^T, takes P^T from shared memory, makes dS^T and adds to dK; neither sum would fit
-beside the other in the registers of one. Programs of query_gradients have 128 queries, half of them in each warpgroup,
-and walk over 64 keys at a time.  Load warps copy tiles.  row_terms goes before.  Runs on sm_90a with triton and torch
-alone.
+128 keys of one head and walk over 64 queries at a time, from the last to the first, half of the keys in each warpgroup.
+Programs of query_gradients have 128 queries, half of them in each warpgroup, and walk over 64 keys at a time.  Load
+warps copy tiles.  row_terms goes before.  Runs on sm_90a with triton and torch alone.
 """
 
 TILECAST = {
@@ -30,10 +28,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 copy_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 store_tile = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
-COLUMNS, COLUMNS_V = gl.constexpr(64), gl.constexpr(64)  # of a tile in shared memory: powers of two
-TILES, TILES_V = gl.constexpr(3), gl.constexpr(2)  # tiles that are the columns of a head, of V and dO
+COLUMNS, COLUMNS_V = gl.constexpr(64), gl.constexpr(128)  # of a tile in shared memory: powers of two
+TILES, TILES_V = gl.constexpr(3), gl.constexpr(1)  # tiles that are the columns of a head, of V and dO
 TILE = gl.constexpr(64)  # rows of a warpgroup, and of every tile: the M of wgmma
-KEYS = gl.constexpr(64)  # of a program of key_gradients
+KEYS = gl.constexpr(128)  # of a program of key_gradients
 STAGES = gl.constexpr(2)  # tiles of Q and dO
 KEY_STAGES, VALUE_STAGES = gl.constexpr(2), gl.constexpr(2)  # tiles of K, and of V
 HEADS_ABREAST = gl.constexpr(8)  # heads whose blocks programs take by turns
@@ -75,9 +73,7 @@ def barriers(SLOTS: gl.constexpr, ARRIVALS: gl.constexpr):
 Problem = namedtuple(
     "Problem", "terms seqlen_q seqlen_k heads_q group part key_blocks query_blocks heads padded scale_log2 scale"
 )
-ForKeys = namedtuple(
-    "ForKeys", "q dout k v p lse2 delta k_full v_full q_full q_empty dout_full dout_empty p_full p_empty"
-)
+ForKeys = namedtuple("ForKeys", "q dout k v lse2 delta kv_full q_full q_empty dout_full dout_empty")
 ForQueries = namedtuple("ForQueries", "q dout k v rows_full k_full k_empty v_full v_empty")
 
 
@@ -215,111 +211,83 @@ def weights_of_keys(problem, s, lse2, key, m, masked):
     return probabilities(problem, s, lse2[None, :], keys[:, None], rows[None, :], masked)
 
 
-# -- dK and dV of TILE keys: one warpgroup has S, P and dV, the other dP, dS and dK ----------------------------------------
+# -- dK and dV of KEYS keys: each warpgroup has its TILE ---------------------------------------------------------------
 @gluon.jit
-def load_rows_role(
-    desc, still_desc, TILES: gl.constexpr, still, still_full, full, empty, tiles, numbers, offset, problem
-):
-    """Copies K or V once, then Q with its LSE, or dO with its D, tiles of queries from the last to the first."""
+def load_queries_role(q_desc, dout_desc, k_desc, v_desc, shared, problem):
+    """Copies K and V once, then Q with its LSE and dO with its D, tiles of queries from the last to the first."""
     batch, sum_head, block = key_work(problem)
     head_kv = sum_head // parts_of(problem)
     first_head, heads = query_heads(problem, sum_head)
     first, whole, end = tiles_of_queries(problem, block)
-    mbarrier.expect(still_full, TILES * still_desc.block_type.nbytes)
-    copy_rows(still_desc, TILES, batch, head_kv, block * KEYS, still_full, still, 0)
-    rows = gl.arange(0, TILE, layout=gl.BlockedLayout([TILE // 32], [32], [1], [0]))
+    mbarrier.expect(shared.kv_full, 2 * (TILES * k_desc.block_type.nbytes + TILES_V * v_desc.block_type.nbytes))
+    for g in gl.static_range(2):
+        copy_rows(k_desc, TILES, batch, head_kv, block * KEYS + g * TILE, shared.kv_full, shared.k, g)
+        copy_rows(v_desc, TILES_V, batch, head_kv, block * KEYS + g * TILE, shared.kv_full, shared.v, g)
+    rows = gl.arange(0, TILE, layout=gl.BlockedLayout([1], [32], [4], [0]))
     n = 0
     for head in range(first_head, first_head + heads):
-        terms = problem.terms + ((batch * problem.heads_q + head).to(gl.int64) * 2 + offset) * problem.padded
+        terms = problem.terms + (batch * problem.heads_q + head).to(gl.int64) * 2 * problem.padded
         for step in range(end - first):
             row = (end - 1 - step) * TILE
-            slot = n % STAGES
-            mbarrier.wait(empty.index(slot), n // STAGES & 1 ^ 1)
-            mbarrier.expect(full.index(slot), TILES * desc.block_type.nbytes)
-            copy_rows(desc, TILES, batch, head, row, full.index(slot), tiles, slot)
+            slot, free = n % STAGES, n // STAGES & 1 ^ 1
+            mbarrier.wait(shared.q_empty.index(slot), free)
+            mbarrier.expect(shared.q_full.index(slot), TILES * q_desc.block_type.nbytes)
+            copy_rows(q_desc, TILES, batch, head, row, shared.q_full.index(slot), shared.q, slot)
             # The bulk copy engine would want a descriptor for these few numbers.
-            numbers.index(slot).store(gl.load(terms + row + rows))
-            mbarrier.arrive(full.index(slot), count=1)
+            shared.lse2.index(slot).store(gl.load(terms + row + rows))
+            mbarrier.arrive(shared.q_full.index(slot), count=1)
+            mbarrier.wait(shared.dout_empty.index(slot), free)
+            mbarrier.expect(shared.dout_full.index(slot), TILES_V * dout_desc.block_type.nbytes)
+            copy_rows(dout_desc, TILES_V, batch, head, row, shared.dout_full.index(slot), shared.dout, slot)
+            shared.delta.index(slot).store(gl.load(terms + problem.padded + row + rows))
+            mbarrier.arrive(shared.dout_full.index(slot), count=1)
             n += 1
 
 
 @gluon.jit
-def as_held(p):
-    """A tile as registers hold it: four elements of a thread side by side, and those of eight lanes, so that a row is all banks."""
-    return p.reshape([4, 2, 4, 2, 8, 4, 2]).permute((0, 4, 2, 3, 5, 1, 6)).reshape([2 * TILE, TILE // 2])
-
-
-@gluon.jit
-def from_held(p, layout: gl.constexpr):
-    """What `as_held` made of a tile, as the tile."""
-    p = p.reshape([4, 8, 4, 2, 4, 2, 2]).permute((0, 5, 2, 3, 1, 4, 6)).reshape([TILE, TILE])
-    return gl.convert_layout(p, layout)  # the same elements in the same threads
-
-
-@gluon.jit
-def value_role(dv_desc, shared, problem):
-    """dV of TILE keys; P^T of a step goes into shared memory too, for dS."""
+def own_keys_role(g: gl.constexpr, dk_desc, dv_desc, shared, problem):
+    """dK and dV of TILE keys; the exponentials of one warpgroup run beside the products of the other."""
     layout: gl.constexpr = accumulator(TILE)
+    dtype: gl.constexpr = shared.k.dtype
     batch, sum_head, block = key_work(problem)
     _, heads = query_heads(problem, sum_head)
     first, whole, end = tiles_of_queries(problem, block)
-    dv_0 = gl.zeros([TILE, COLUMNS_V], gl.float32, layout=accumulator(COLUMNS_V))
-    dv_1 = gl.zeros([TILE, COLUMNS_V], gl.float32, layout=accumulator(COLUMNS_V))
-    m = end - 1
-    mbarrier.wait(shared.k_full, 0)
-    for n in range(heads * (end - first)):
-        slot, phase = n % STAGES, n // STAGES & 1
-        mbarrier.wait(shared.q_full.index(slot), phase)
-        s = issue_scores(shared.k, 0, shared.q, slot, TILES)
-        lse2 = shared.lse2.index(slot).load(gl.SliceLayout(0, layout))
-        s = warpgroup_mma_wait(0, deps=[s])
-        mbarrier.arrive(shared.q_empty.index(slot), count=1)
-        p = weights_of_keys(problem, s, lse2, block * KEYS, m, m < whole)
-        mbarrier.wait(shared.p_empty.index(slot), phase ^ 1)
-        shared.p.index(slot).store(as_held(p))
-        mbarrier.arrive(shared.p_full.index(slot), count=1)
-        mbarrier.wait(shared.dout_full.index(slot), phase)
-        dv_0 = issue_sum(p.to(shared.k.dtype), matrix(shared.dout, slot * TILES_V), dv_0)
-        dv_1 = issue_sum(p.to(shared.k.dtype), matrix(shared.dout, slot * TILES_V + 1), dv_1)
-        dv_0, dv_1 = warpgroup_mma_wait(0, deps=[dv_0, dv_1])
-        mbarrier.arrive(shared.dout_empty.index(slot), count=1)
-        m = gl.where(m == first, end - 1, m - 1)
-    store_sum(dv_desc, shared.k, 0, dv_0, batch, sum_head, block * KEYS, 0)
-    store_sum(dv_desc, shared.k, 1, dv_1, batch, sum_head, block * KEYS, 1 * COLUMNS_V)
-
-
-@gluon.jit
-def key_role(dk_desc, shared, problem):
-    """dK of TILE keys."""
-    layout: gl.constexpr = accumulator(TILE)
-    batch, sum_head, block = key_work(problem)
-    _, heads = query_heads(problem, sum_head)
-    first, whole, end = tiles_of_queries(problem, block)
+    key = block * KEYS + g * TILE
     dk_0 = gl.zeros([TILE, COLUMNS], gl.float32, layout=accumulator(COLUMNS))
     dk_1 = gl.zeros([TILE, COLUMNS], gl.float32, layout=accumulator(COLUMNS))
     dk_2 = gl.zeros([TILE, COLUMNS], gl.float32, layout=accumulator(COLUMNS))
-    mbarrier.wait(shared.v_full, 0)
+    dv = gl.zeros([TILE, COLUMNS_V], gl.float32, layout=accumulator(COLUMNS_V))
+    m = end - 1
+    mbarrier.wait(shared.kv_full, 0)
     for n in range(heads * (end - first)):
         slot, phase = n % STAGES, n // STAGES & 1
-        mbarrier.wait(shared.dout_full.index(slot), phase)
-        dp = issue_scores(shared.v, 0, shared.dout, slot, TILES_V)
-        delta = shared.delta.index(slot).load(gl.SliceLayout(0, layout))
-        dp = warpgroup_mma_wait(0, deps=[dp])
-        mbarrier.arrive(shared.dout_empty.index(slot), count=1)
-        mbarrier.wait(shared.p_full.index(slot), phase)
-        p = shared.p.index(slot).load(as_held(dp).type.layout)
-        mbarrier.arrive(shared.p_empty.index(slot), count=1)
-        ds = (from_held(p, layout) * (dp - delta[None, :])).to(shared.k.dtype)
+        # Tiles that stay, by a number that might change: else their addresses would stay in registers too, and spill.
+        still = own_copy(0)
         mbarrier.wait(shared.q_full.index(slot), phase)
+        s = issue_scores(shared.k, g + still, shared.q, slot, TILES)
+        s = warpgroup_mma_wait(0, deps=[s])
+        # Terms of rows only once they are needed: they are as many registers as P for the product.
+        lse2 = shared.lse2.index(slot).load(gl.SliceLayout(0, layout))
+        p = weights_of_keys(problem, s, lse2, key, m, m < whole)
+        mbarrier.wait(shared.dout_full.index(slot), phase)
+        dp = issue_scores(shared.v, g + still, shared.dout, slot, TILES_V)
+        dv = issue_sum(p.to(dtype), matrix(shared.dout, slot), dv)
+        dp = warpgroup_mma_wait(1, deps=[dp])
+        delta = shared.delta.index(slot).load(gl.SliceLayout(0, layout))
+        ds = (p * (dp - delta[None, :])).to(dtype)
+        # Not beside dK: there would be no registers for what runs, and the compiler would run all products one by one.
+        dv = warpgroup_mma_wait(0, deps=[dv])
+        mbarrier.arrive(shared.dout_empty.index(slot), count=1)
         dk_0 = issue_sum(ds, matrix(shared.q, slot * TILES), dk_0)
         dk_1 = issue_sum(ds, matrix(shared.q, slot * TILES + 1), dk_1)
         dk_2 = issue_sum(ds, matrix(shared.q, slot * TILES + 2), dk_2)
         dk_0, dk_1, dk_2 = warpgroup_mma_wait(0, deps=[dk_0, dk_1, dk_2])
         mbarrier.arrive(shared.q_empty.index(slot), count=1)
-    # The other warpgroup has read all of Q before the last P was there, and V has fewer columns perhaps.
-    store_sum(dk_desc, shared.q, 0, dk_0 * problem.scale, batch, sum_head, block * KEYS, 0)
-    store_sum(dk_desc, shared.q, 1, dk_1 * problem.scale, batch, sum_head, block * KEYS, 1 * COLUMNS)
-    store_sum(dk_desc, shared.q, 2, dk_2 * problem.scale, batch, sum_head, block * KEYS, 2 * COLUMNS)
+        m = gl.where(m == first, end - 1, m - 1)
+    store_sum(dv_desc, shared.v, g, dv, batch, sum_head, key, 0)
+    store_sum(dk_desc, shared.k, g * TILES, dk_0 * problem.scale, batch, sum_head, key, 0)
+    store_sum(dk_desc, shared.k, g * TILES + 1, dk_1 * problem.scale, batch, sum_head, key, 1 * COLUMNS)
+    store_sum(dk_desc, shared.k, g * TILES + 2, dk_2 * problem.scale, batch, sum_head, key, 2 * COLUMNS)
 
 
 # -- dQ of 2 TILE queries: each warpgroup has its rows ---------------------------------------------------------------------
@@ -377,7 +345,7 @@ def query_role(g: gl.constexpr, dq_desc, shared, problem):
         s = issue_scores(shared.q, g + still, shared.k, slot, TILES)
         mbarrier.wait(shared.v_full.index(slot_v), n // VALUE_STAGES & 1)
         dp = issue_scores(shared.dout, g + still, shared.v, slot_v, TILES_V)
-        s = warpgroup_mma_wait(2, deps=[s])
+        s = warpgroup_mma_wait(1, deps=[s])
         p = weights_of_rows(problem, s, lse2, n, row, n >= whole)
         dp = warpgroup_mma_wait(0, deps=[dp])
         mbarrier.arrive(shared.v_empty.index(slot_v), count=1)
@@ -458,27 +426,21 @@ def key_gradients(q_desc, dout_desc, k_desc, v_desc, dk_desc, dv_desc, terms, se
     dtype: gl.constexpr = q_desc.dtype
     q = gl.allocate_shared_memory(dtype, [STAGES * TILES] + q_desc.block_type.shape, q_desc.layout)
     dout = gl.allocate_shared_memory(dtype, [STAGES * TILES_V] + dout_desc.block_type.shape, dout_desc.layout)
-    k = gl.allocate_shared_memory(dtype, [TILES] + k_desc.block_type.shape, k_desc.layout)
-    v = gl.allocate_shared_memory(dtype, [TILES_V] + v_desc.block_type.shape, v_desc.layout)
-    p_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([2 * TILE, TILE // 2], gl.float32)
-    p = gl.allocate_shared_memory(gl.float32, [STAGES, 2 * TILE, TILE // 2], p_layout)
+    k = gl.allocate_shared_memory(dtype, [2 * TILES] + k_desc.block_type.shape, k_desc.layout)
+    v = gl.allocate_shared_memory(dtype, [2 * TILES_V] + v_desc.block_type.shape, v_desc.layout)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     lse2 = gl.allocate_shared_memory(gl.float32, [STAGES, TILE], plain)
     delta = gl.allocate_shared_memory(gl.float32, [STAGES, TILE], plain)
-    k_full, v_full = barriers(1, 1).index(0), barriers(1, 1).index(0)
+    kv_full = barriers(1, 1).index(0)
     q_full, q_empty = barriers(STAGES, 2), barriers(STAGES, 2)
     dout_full, dout_empty = barriers(STAGES, 2), barriers(STAGES, 2)
-    p_full, p_empty = barriers(STAGES, 1), barriers(STAGES, 1)
-    shared = ForKeys(
-        q, dout, k, v, p, lse2, delta, k_full, v_full, q_full, q_empty, dout_full, dout_empty, p_full, p_empty
-    )
+    shared = ForKeys(q, dout, k, v, lse2, delta, kv_full, q_full, q_empty, dout_full, dout_empty)
     fence_async_shared()
     gl.warp_specialize([
-        (value_role, (dv_desc, shared, problem)),
-        (key_role, (dk_desc, shared, problem)),
-        (load_rows_role, (q_desc, k_desc, TILES, k, k_full, q_full, q_empty, q, lse2, 0, problem)),
-        (load_rows_role, (dout_desc, v_desc, TILES_V, v, v_full, dout_full, dout_empty, dout, delta, 1, problem)),
-    ], [4, 1, 1], [240, 24, 24])  # fmt: skip
+        (load_queries_role, (q_desc, dout_desc, k_desc, v_desc, shared, problem)),
+        (own_keys_role, (0, dk_desc, dv_desc, shared, problem)),
+        (own_keys_role, (1, dk_desc, dv_desc, shared, problem)),
+    ], [4, 4], [240, 240])  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=range(6, 15))

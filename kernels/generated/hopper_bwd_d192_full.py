@@ -312,10 +312,9 @@ def key_role(dk_desc, shared, problem):
         dk_2 = issue_sum(ds, matrix(shared.q, slot * TILES + 2), dk_2)
         dk_0, dk_1, dk_2 = warpgroup_mma_wait(0, deps=[dk_0, dk_1, dk_2])
         mbarrier.arrive(shared.q_empty.index(slot), count=1)
-    # The other warpgroup has read all of Q before the last P was there, and V has fewer columns perhaps.
-    store_sum(dk_desc, shared.q, 0, dk_0 * problem.scale, batch, sum_head, block * KEYS, 0)
-    store_sum(dk_desc, shared.q, 1, dk_1 * problem.scale, batch, sum_head, block * KEYS, 1 * COLUMNS)
-    store_sum(dk_desc, shared.q, 2, dk_2 * problem.scale, batch, sum_head, block * KEYS, 2 * COLUMNS)
+    store_sum(dk_desc, shared.v, 0, dk_0 * problem.scale, batch, sum_head, block * KEYS, 0)
+    store_sum(dk_desc, shared.v, 1, dk_1 * problem.scale, batch, sum_head, block * KEYS, 1 * COLUMNS)
+    store_sum(dk_desc, shared.v, 2, dk_2 * problem.scale, batch, sum_head, block * KEYS, 2 * COLUMNS)
 
 
 # -- dQ of 2 TILE queries: each warpgroup has its rows ---------------------------------------------------------------------

@@ -309,8 +309,7 @@ def key_role(dk_desc, shared, problem):
         dk = issue_sum(ds, matrix(shared.q, slot), dk)
         dk = warpgroup_mma_wait(0, deps=[dk])
         mbarrier.arrive(shared.q_empty.index(slot), count=1)
-    # The other warpgroup has read all of Q before the last P was there, and V has fewer columns perhaps.
-    store_sum(dk_desc, shared.q, 0, dk * problem.scale, batch, sum_head, block * KEYS, 0)
+    store_sum(dk_desc, shared.v, 0, dk * problem.scale, batch, sum_head, block * KEYS, 0)
 
 
 # -- dQ of 2 TILE queries: each warpgroup has its rows ---------------------------------------------------------------------

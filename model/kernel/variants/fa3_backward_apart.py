@@ -47,9 +47,9 @@ def _list(dims: tuple[tuple[int, int], ...]) -> str:
 def own_keys(workload: Workload) -> bool:
     """Whether each warpgroup of the kernel of the keys has keys of its own: dK, dV and all else of them fit its registers.
 
-    Not with a mask: of 128 keys more tiles of queries are cut by it than of 64, and what hides keys would spill.
+    Not with a window: of 128 keys more tiles of queries are cut by it than of 64.
     """
-    return workload.mask == "none" and _own_registers(workload.head_dim_qk + workload.head_dim_v) <= REGISTERS
+    return workload.mask != "window" and _own_registers(workload.head_dim_qk + workload.head_dim_v) <= REGISTERS
 
 
 def keys(workload: Workload) -> int:

@@ -1,6 +1,6 @@
 """A Hopper backward of two kernels as `hopper_bwd_apart` writes it: no sum crosses programs, S and dP are computed twice.
 
-Keys, where dK and dV of 64 fit one warpgroup beside what makes them (192/128, without a mask): two warpgroups have 64 each, and S^T, P^T, dP^T and
+Keys, where dK and dV of 64 fit one warpgroup beside what makes them (192/128, but for windows): two warpgroups have 64 each, and S^T, P^T, dP^T and
 dS^T of them.  Else one has S^T, P^T and dV of 64 keys, the other dP^T, dS^T and dK of the same; P goes from the first to the second
 through shared memory in float32.  Queries: two warpgroups have 64 rows each and S, dP and dQ of them.  A warpgroup begins a step with
 its scores and ends it with its sum; what one computes runs under the products of the other.
@@ -144,19 +144,17 @@ class _OwnKeys(Warpgroups):
         w, m, role = self.w, self.m, f"keys{g}"
         d, dv, elements = w.head_dim_qk, w.head_dim_v, float(TILE * TILE)
         exp, ds = probabilities(m, w, elements), differences(m, w, elements)
-        # Each warpgroup loads the terms of all rows.
-        terms, loads = term_port_bytes() / 2, TERM_LOADS
         ops = [
             self.hold(f"begin{g}", role, self.poll),
             product(w, m, f"s{g}", "s", role, g, TILE, d, "smem"),
             self.hold(f"have_s{g}", role, 0.0),
-            self.shared(f"lse{g}", "terms", role, g, terms, loads, loads=True),
+            self.shared(f"lse{g}", "terms", role, g, term_port_bytes(), TERM_LOADS, loads=True),
             arithmetic(m, f"exp{g}", "exp", role, g, exp, common.ramp_latency(m), common.one_warp_cycles(m, exp)),
             self.hold(f"turn{g}", role, self.poll),
             product(w, m, f"dp{g}", "dp", role, g, TILE, dv, "smem"),
             product(w, m, f"dv{g}", "dv", role, g, dv, TILE, "register"),
             self.hold(f"have_dp{g}", role, 0.0),
-            self.shared(f"delta{g}", "terms", role, g, terms, loads, loads=True),
+            self.shared(f"delta{g}", "terms", role, g, term_port_bytes(), TERM_LOADS, loads=True),
             arithmetic(m, f"ds{g}", "ds", role, g, ds, m["fma.latency_cycles"] + m["alu.latency_cycles"], common.one_warp_cycles(m, ds)),
             self.hold(f"have_dv{g}", role, self.signal),
             product(w, m, f"dk{g}", "dk", role, g, d, TILE, "register"),
