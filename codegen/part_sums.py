@@ -40,6 +40,11 @@ class PartSums(ABC):
         return tuple((x, d, pieces(d)) for x, d in (("dk", self.host.head_dim_qk), ("dv", self.host.head_dim_v)))
 
     @property
+    def narrower_pieces(self) -> bool:
+        """Whether heads with fewer columns than the kernel's may end in any of several pieces."""
+        return self.host.narrower and any(len(found) > 1 for _, _, found in self.part_sums)
+
+    @property
     def query_head_parts(self) -> str:
         """The function that says how many parts there are."""
         return getsource(query_head_parts).removeprefix("@lru_cache(maxsize=256)\n")

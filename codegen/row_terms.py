@@ -111,10 +111,14 @@ class RowTerms(ABC):
         for piece in self.v_pieces:
             for name, stride in (("out", "stride_os"), ("dout", "stride_ds")):
                 start = f" + {piece.start}" if piece.start else ""
-                at = f"{name}_ptr{start}, {stride}, seqlen_q - row, ROWS, {piece.width}, True{', eighths_v' * self.narrower}"
+                at = f"{name}_ptr{start}, {stride}, seqlen_q - row, ROWS, {piece.width}, True{self._ends(piece)}"
                 lines.append(f"{name} = load_rows({at}).to(tl.float32)")
             lines.append("delta += tl.sum(out * dout, 1)")
         return tuple(lines)
+
+    def _ends(self, piece: Piece) -> str:
+        """Arguments that say where the columns of narrower heads end."""
+        return (", eighths_v" + (f", {piece.start}" if piece.start else "")) if self.narrower else ""
 
     @property
     def narrower(self) -> bool:

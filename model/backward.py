@@ -60,7 +60,7 @@ HOPPER_BACKWARD = BackwardFamily(
     ("fa3", "hopper_ws"), fa3_backward.published,
 )  # fmt: skip
 HOPPER_BACKWARD_APART = BackwardFamily(
-    *fa3_backward_apart.NAMES, "Gluon for Hopper, two kernels, head_dim 256", Fa3BackwardApartVariant,
+    *fa3_backward_apart.NAMES, "Gluon for Hopper, two kernels, head_dim 192, 256 and 192/128", Fa3BackwardApartVariant,
     fa3_backward_apart.legality, fa3_backward_apart.writable, fa3_backward_apart.space, fa3_backward_apart.chosen,
     fa3_apart.build,
 )  # fmt: skip

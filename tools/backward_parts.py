@@ -25,7 +25,7 @@ PROBLEMS = (
     *(("hopper_bwd_d64_causal", *one, -1) for one in ((1, 14, 2, 2048, 2048), (8, 14, 2, 2048, 2048))),
     ("hopper_bwd_d64_full", 2, 64, 8, 2778, 77, -1),
     *(("hopper_bwd_d256_causal", *one, -1) for one in ((1, 8, 2, 2048, 2048), (8, 8, 2, 2048, 2048))),
-    ("triton_tma_bwd_d192_128_full", 2, 128, 8, 2778, 77, -1),
+    ("hopper_bwd_d192_128_full", 2, 128, 8, 2778, 77, -1),
     *(("hopper_bwd_d128_window", *one, 512) for one in ((1, 32, 2, 4096, 4096), (8, 32, 2, 4096, 4096))),
 )  # fmt: skip
 FIELDS = ("gpu", "date", "driver", "torch", "triton", "module", "batch", "heads_q", "heads_kv", "queries", "keys", "window_left", "parts",

@@ -3,7 +3,7 @@
 Query i sees keys up to i + seqlen_k - seqlen_q; only tiles on that diagonal are masked. Programs of key_gradients have
 64 keys of one head and walk over 64 queries at a time, from the last to the first: one warpgroup computes S^T and P^T
 and adds to dV, the other computes dP^T, takes P^T from shared memory, makes dS^T and adds to dK; neither sum would fit
-beside the other in the registers of one.  Programs of query_gradients have 128 queries, half of them in each warpgroup,
+beside the other in the registers of one. Programs of query_gradients have 128 queries, half of them in each warpgroup,
 and walk over 64 keys at a time.  Load warps copy tiles.  row_terms goes before.  Runs on sm_90a with triton and torch
 alone.
 """
@@ -30,9 +30,12 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 copy_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 store_tile = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
-HEAD_DIM = gl.constexpr(256)
+COLUMNS = COLUMNS_V = gl.constexpr(256)  # of a tile in shared memory: a power of two
+TILES = TILES_V = gl.constexpr(1)  # tiles that are the columns of a head
 TILE = gl.constexpr(64)  # rows of a warpgroup, and of every tile: the M of wgmma
-STAGES = gl.constexpr(2)  # tiles of Q and dO, or of K
+KEYS = gl.constexpr(64)  # of a program of key_gradients
+STAGES = gl.constexpr(2)  # tiles of Q and dO
+KEY_STAGES, VALUE_STAGES = gl.constexpr(2), gl.constexpr(1)  # tiles of K, and of V
 HEADS_ABREAST = gl.constexpr(8)  # heads whose blocks programs take by turns
 ROWS = gl.constexpr(16)  # rows of programs of row_terms
 PADDED = gl.constexpr(128)  # terms of a head are there for a multiple of so many rows
@@ -130,10 +133,10 @@ def tiles_of_queries(problem, block):
     seqlen_k = own_copy(problem.seqlen_k)
     end = gl.cdiv(seqlen_q, TILE)
     # Keys past the end: their P would not be 0, and might be infinite.
-    partial = (block + 1) * TILE > seqlen_k
+    partial = (block + 1) * KEYS > seqlen_k
     diagonal = seqlen_k - seqlen_q
-    first = gl.maximum(block * TILE - diagonal, 0) // TILE
-    whole = gl.cdiv(gl.maximum(block * TILE + TILE - 1 - diagonal, 0), TILE)
+    first = gl.maximum(block * KEYS - diagonal, 0) // TILE
+    whole = gl.cdiv(gl.maximum(block * KEYS + KEYS - 1 - diagonal, 0), TILE)
     return gl.minimum(first, end), gl.where(partial, end, gl.minimum(whole, end)), end
 
 
@@ -156,58 +159,42 @@ def hide_keys(problem, p, keys, rows):
 
 
 @gluon.jit
-def issue_scores(left, right):
+def matrix(tiles, i):
+    """A tile as a matrix."""
+    return tiles.index(i).reshape([TILE, tiles.shape[4]])
+
+
+@gluon.jit
+def copy_rows(desc, TILES: gl.constexpr, batch, head, row, full, tiles, slot):
+    """Copies TILE rows of a head, all columns, into the tiles of a slot."""
+    for i in gl.static_range(TILES):
+        copy_tile(desc, [batch, head, row, i * desc.block_type.shape[3]], full, tiles.index(slot * TILES + i))
+
+
+@gluon.jit
+def issue_scores(left, left_slot, right, right_slot, TILES: gl.constexpr):
     """A tile of left right^T, asynchronous."""
-    zero = gl.zeros([TILE, TILE], gl.float32, layout=accumulator(TILE))
-    return warpgroup_mma(left, right.permute((1, 0)), zero, use_acc=False, is_async=True)
+    s = gl.zeros([TILE, TILE], gl.float32, layout=accumulator(TILE))
+    for i in gl.static_range(TILES):
+        rows = matrix(right, right_slot * TILES + i)
+        s = warpgroup_mma(matrix(left, left_slot * TILES + i), rows.permute((1, 0)), s, use_acc=i > 0, is_async=True)
+    return s
 
 
 @gluon.jit
 def issue_sum(scores, rows, total):
     """total += scores rows, asynchronous: the same elements in the same threads as in the accumulator."""
-    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=accumulator(HEAD_DIM), k_width=2)
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=total.type.layout, k_width=2)
     return warpgroup_mma(gl.convert_layout(scores, operand), rows, total, is_async=True)
 
 
 @gluon.jit
-def matrix(shared):
-    """A tile as a matrix."""
-    return shared.reshape([TILE, HEAD_DIM])
-
-
-@gluon.jit
-def store_sum(desc, tile, total, batch, head, row):
-    """A gradient, by way of a tile that no product reads any more."""
-    matrix(tile).store(total.to(desc.dtype))
+def store_sum(desc, tiles, i, total, batch, head, row, column):
+    """Columns of a gradient, by way of a tile that no product reads any more."""
+    matrix(tiles, i).store(total.to(desc.dtype))
     fence_async_shared()
-    store_tile(desc, [batch, head, row, 0], tile)
+    store_tile(desc, [batch, head, row, column], tiles.index(i))
     tma.store_wait(0)
-
-
-# -- dK and dV of TILE keys: one warpgroup has S, P and dV, the other dP, dS and dK ----------------------------------------
-@gluon.jit
-def load_rows_role(desc, still_desc, still, still_full, full, empty, tiles, numbers, offset, problem):
-    """Copies K or V once, then Q with its LSE, or dO with its D, tiles of queries from the last to the first."""
-    batch, sum_head, block = key_work(problem)
-    head_kv = sum_head // parts_of(problem)
-    first_head, heads = query_heads(problem, sum_head)
-    first, _, end = tiles_of_queries(problem, block)
-    mbarrier.expect(still_full, still_desc.block_type.nbytes)
-    copy_tile(still_desc, [batch, head_kv, block * TILE, 0], still_full, still)
-    rows = gl.arange(0, TILE, layout=gl.BlockedLayout([TILE // 32], [32], [1], [0]))
-    n = 0
-    for head in range(first_head, first_head + heads):
-        terms = problem.terms + ((batch * problem.heads_q + head).to(gl.int64) * 2 + offset) * problem.padded
-        for step in range(end - first):
-            row = (end - 1 - step) * TILE
-            slot = n % STAGES
-            mbarrier.wait(empty.index(slot), n // STAGES & 1 ^ 1)
-            mbarrier.expect(full.index(slot), desc.block_type.nbytes)
-            copy_tile(desc, [batch, head, row, 0], full.index(slot), tiles.index(slot))
-            # The bulk copy engine would want a descriptor for these few numbers.
-            numbers.index(slot).store(gl.load(terms + row + rows))
-            mbarrier.arrive(full.index(slot), count=1)
-            n += 1
 
 
 @gluon.jit
@@ -220,94 +207,109 @@ def probabilities(problem, s, lse2, keys, rows, masked):
 
 
 @gluon.jit
-def next_weights(problem, shared, s, BEHIND: gl.constexpr, n, block, m, whole):
-    """P^T of step n, of which ``s`` are the scores, with BEHIND products issued since; also into shared memory, for dS."""
+def weights_of_keys(problem, s, lse2, key, m, masked):
+    """P^T of TILE keys and tile m of queries."""
     layout: gl.constexpr = accumulator(TILE)
-    slot = n % STAGES
-    lse2 = shared.lse2.index(slot).load(gl.SliceLayout(0, layout))
-    s = warpgroup_mma_wait(BEHIND, deps=[s])
-    mbarrier.arrive(shared.q_empty.index(slot), count=1)
-    keys = block * TILE + gl.arange(0, TILE, layout=gl.SliceLayout(1, layout))
+    keys = key + gl.arange(0, TILE, layout=gl.SliceLayout(1, layout))
     rows = m * TILE + gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
-    p = probabilities(problem, s, lse2[None, :], keys[:, None], rows[None, :], m < whole)
-    mbarrier.wait(shared.p_empty.index(slot), n // STAGES & 1 ^ 1)
-    shared.p.index(slot).store(p)
-    mbarrier.arrive(shared.p_full.index(slot), count=1)
-    return p.to(shared.k.dtype)
+    return probabilities(problem, s, lse2[None, :], keys[:, None], rows[None, :], masked)
+
+
+# -- dK and dV of TILE keys: one warpgroup has S, P and dV, the other dP, dS and dK ----------------------------------------
+@gluon.jit
+def load_rows_role(
+    desc, still_desc, TILES: gl.constexpr, still, still_full, full, empty, tiles, numbers, offset, problem
+):
+    """Copies K or V once, then Q with its LSE, or dO with its D, tiles of queries from the last to the first."""
+    batch, sum_head, block = key_work(problem)
+    head_kv = sum_head // parts_of(problem)
+    first_head, heads = query_heads(problem, sum_head)
+    first, whole, end = tiles_of_queries(problem, block)
+    mbarrier.expect(still_full, TILES * still_desc.block_type.nbytes)
+    copy_rows(still_desc, TILES, batch, head_kv, block * KEYS, still_full, still, 0)
+    rows = gl.arange(0, TILE, layout=gl.BlockedLayout([TILE // 32], [32], [1], [0]))
+    n = 0
+    for head in range(first_head, first_head + heads):
+        terms = problem.terms + ((batch * problem.heads_q + head).to(gl.int64) * 2 + offset) * problem.padded
+        for step in range(end - first):
+            row = (end - 1 - step) * TILE
+            slot = n % STAGES
+            mbarrier.wait(empty.index(slot), n // STAGES & 1 ^ 1)
+            mbarrier.expect(full.index(slot), TILES * desc.block_type.nbytes)
+            copy_rows(desc, TILES, batch, head, row, full.index(slot), tiles, slot)
+            # The bulk copy engine would want a descriptor for these few numbers.
+            numbers.index(slot).store(gl.load(terms + row + rows))
+            mbarrier.arrive(full.index(slot), count=1)
+            n += 1
+
+
+@gluon.jit
+def as_held(p):
+    """A tile as registers hold it: four elements of a thread side by side, and those of eight lanes, so that a row is all banks."""
+    return p.reshape([4, 2, 4, 2, 8, 4, 2]).permute((0, 4, 2, 3, 5, 1, 6)).reshape([2 * TILE, TILE // 2])
+
+
+@gluon.jit
+def from_held(p, layout: gl.constexpr):
+    """What `as_held` made of a tile, as the tile."""
+    p = p.reshape([4, 8, 4, 2, 4, 2, 2]).permute((0, 5, 2, 3, 1, 4, 6)).reshape([TILE, TILE])
+    return gl.convert_layout(p, layout)  # the same elements in the same threads
 
 
 @gluon.jit
 def value_role(dv_desc, shared, problem):
-    """dV of TILE keys: S^T = K Q^T of a step runs beside dV += P^T dO of the step before, and exponentials under the latter."""
+    """dV of TILE keys; P^T of a step goes into shared memory too, for dS."""
+    layout: gl.constexpr = accumulator(TILE)
     batch, sum_head, block = key_work(problem)
     _, heads = query_heads(problem, sum_head)
     first, whole, end = tiles_of_queries(problem, block)
-    dv = gl.zeros([TILE, HEAD_DIM], gl.float32, layout=accumulator(HEAD_DIM))
-    steps = heads * (end - first)
-    gl.assume(steps > 0)
+    dv = gl.zeros([TILE, COLUMNS_V], gl.float32, layout=accumulator(COLUMNS_V))
     m = end - 1
-    k = matrix(shared.k)
     mbarrier.wait(shared.k_full, 0)
-    mbarrier.wait(shared.q_full.index(0), 0)
-    p = next_weights(problem, shared, issue_scores(k, matrix(shared.q.index(0))), 0, 0, block, m, whole)
-    for n in range(1, steps):
-        m = gl.where(m == first, end - 1, m - 1)
-        slot, before = n % STAGES, (n - 1) % STAGES
-        mbarrier.wait(shared.q_full.index(slot), n // STAGES & 1)
-        s = issue_scores(k, matrix(shared.q.index(slot)))
-        mbarrier.wait(shared.dout_full.index(before), (n - 1) // STAGES & 1)
-        dv = issue_sum(p, matrix(shared.dout.index(before)), dv)
-        p = next_weights(problem, shared, s, 1, n, block, m, whole)
+    for n in range(heads * (end - first)):
+        slot, phase = n % STAGES, n // STAGES & 1
+        mbarrier.wait(shared.q_full.index(slot), phase)
+        s = issue_scores(shared.k, 0, shared.q, slot, TILES)
+        lse2 = shared.lse2.index(slot).load(gl.SliceLayout(0, layout))
+        s = warpgroup_mma_wait(0, deps=[s])
+        mbarrier.arrive(shared.q_empty.index(slot), count=1)
+        p = weights_of_keys(problem, s, lse2, block * KEYS, m, m < whole)
+        mbarrier.wait(shared.p_empty.index(slot), phase ^ 1)
+        shared.p.index(slot).store(as_held(p))
+        mbarrier.arrive(shared.p_full.index(slot), count=1)
+        mbarrier.wait(shared.dout_full.index(slot), phase)
+        dv = issue_sum(p.to(shared.k.dtype), matrix(shared.dout, slot), dv)
         dv = warpgroup_mma_wait(0, deps=[dv])
-        mbarrier.arrive(shared.dout_empty.index(before), count=1)
-    last = steps - 1
-    mbarrier.wait(shared.dout_full.index(last % STAGES), last // STAGES & 1)
-    dv = issue_sum(p, matrix(shared.dout.index(last % STAGES)), dv)
-    dv = warpgroup_mma_wait(0, deps=[dv])
-    store_sum(dv_desc, shared.k, dv, batch, sum_head, block * TILE)
-
-
-@gluon.jit
-def next_differences(shared, dp, BEHIND: gl.constexpr, n):
-    """dS^T of step n, of which ``dp`` is given, with BEHIND products issued since."""
-    layout: gl.constexpr = accumulator(TILE)
-    slot, phase = n % STAGES, n // STAGES & 1
-    delta = shared.delta.index(slot).load(gl.SliceLayout(0, layout))
-    dp = warpgroup_mma_wait(BEHIND, deps=[dp])
-    mbarrier.arrive(shared.dout_empty.index(slot), count=1)
-    mbarrier.wait(shared.p_full.index(slot), phase)
-    p = shared.p.index(slot).load(layout)
-    mbarrier.arrive(shared.p_empty.index(slot), count=1)
-    return (p * (dp - delta[None, :])).to(shared.k.dtype)
+        mbarrier.arrive(shared.dout_empty.index(slot), count=1)
+        m = gl.where(m == first, end - 1, m - 1)
+    store_sum(dv_desc, shared.k, 0, dv, batch, sum_head, block * KEYS, 0)
 
 
 @gluon.jit
 def key_role(dk_desc, shared, problem):
-    """dK of TILE keys: dP^T = V dO^T of a step runs beside dK += dS^T Q of the step before."""
+    """dK of TILE keys."""
+    layout: gl.constexpr = accumulator(TILE)
     batch, sum_head, block = key_work(problem)
     _, heads = query_heads(problem, sum_head)
-    first, _, end = tiles_of_queries(problem, block)
-    dk = gl.zeros([TILE, HEAD_DIM], gl.float32, layout=accumulator(HEAD_DIM))
-    steps = heads * (end - first)
-    gl.assume(steps > 0)
-    v = matrix(shared.v)
+    first, whole, end = tiles_of_queries(problem, block)
+    dk = gl.zeros([TILE, COLUMNS], gl.float32, layout=accumulator(COLUMNS))
     mbarrier.wait(shared.v_full, 0)
-    mbarrier.wait(shared.dout_full.index(0), 0)
-    ds = next_differences(shared, issue_scores(v, matrix(shared.dout.index(0))), 0, 0)
-    for n in range(1, steps):
-        slot, before = n % STAGES, (n - 1) % STAGES
-        mbarrier.wait(shared.dout_full.index(slot), n // STAGES & 1)
-        dp = issue_scores(v, matrix(shared.dout.index(slot)))
-        mbarrier.wait(shared.q_full.index(before), (n - 1) // STAGES & 1)
-        dk = issue_sum(ds, matrix(shared.q.index(before)), dk)
-        ds = next_differences(shared, dp, 1, n)
+    for n in range(heads * (end - first)):
+        slot, phase = n % STAGES, n // STAGES & 1
+        mbarrier.wait(shared.dout_full.index(slot), phase)
+        dp = issue_scores(shared.v, 0, shared.dout, slot, TILES_V)
+        delta = shared.delta.index(slot).load(gl.SliceLayout(0, layout))
+        dp = warpgroup_mma_wait(0, deps=[dp])
+        mbarrier.arrive(shared.dout_empty.index(slot), count=1)
+        mbarrier.wait(shared.p_full.index(slot), phase)
+        p = shared.p.index(slot).load(as_held(dp).type.layout)
+        mbarrier.arrive(shared.p_empty.index(slot), count=1)
+        ds = (from_held(p, layout) * (dp - delta[None, :])).to(shared.k.dtype)
+        mbarrier.wait(shared.q_full.index(slot), phase)
+        dk = issue_sum(ds, matrix(shared.q, slot), dk)
         dk = warpgroup_mma_wait(0, deps=[dk])
-        mbarrier.arrive(shared.q_empty.index(before), count=1)
-    last = steps - 1
-    mbarrier.wait(shared.q_full.index(last % STAGES), last // STAGES & 1)
-    dk = issue_sum(ds, matrix(shared.q.index(last % STAGES)), dk)
-    dk = warpgroup_mma_wait(0, deps=[dk])
-    store_sum(dk_desc, shared.v, dk * problem.scale, batch, sum_head, block * TILE)
+        mbarrier.arrive(shared.q_empty.index(slot), count=1)
+    store_sum(dk_desc, shared.v, 0, dk * problem.scale, batch, sum_head, block * KEYS, 0)
 
 
 # -- dQ of 2 TILE queries: each warpgroup has its rows ---------------------------------------------------------------------
@@ -315,20 +317,21 @@ def key_role(dk_desc, shared, problem):
 def load_keys_role(q_desc, dout_desc, k_desc, v_desc, shared, problem):
     """Copies Q and dO once, then tiles of K and V, first to last."""
     batch, head, row = query_work(problem)
-    _, end = tiles_of_keys(problem, row)
+    whole, end = tiles_of_keys(problem, row)
     head_kv = head // problem.group
-    mbarrier.expect(shared.rows_full, 2 * (q_desc.block_type.nbytes + dout_desc.block_type.nbytes))
+    mbarrier.expect(shared.rows_full, 2 * (TILES * q_desc.block_type.nbytes + TILES_V * dout_desc.block_type.nbytes))
     for g in gl.static_range(2):
-        copy_tile(q_desc, [batch, head, row + g * TILE, 0], shared.rows_full, shared.q.index(g))
-        copy_tile(dout_desc, [batch, head, row + g * TILE, 0], shared.rows_full, shared.dout.index(g))
+        copy_rows(q_desc, TILES, batch, head, row + g * TILE, shared.rows_full, shared.q, g)
+        copy_rows(dout_desc, TILES_V, batch, head, row + g * TILE, shared.rows_full, shared.dout, g)
     for n in range(end):
-        slot = n % STAGES
-        mbarrier.wait(shared.k_empty.index(slot), n // STAGES & 1 ^ 1)
-        mbarrier.expect(shared.k_full.index(slot), k_desc.block_type.nbytes)
-        copy_tile(k_desc, [batch, head_kv, n * TILE, 0], shared.k_full.index(slot), shared.k.index(slot))
-        mbarrier.wait(shared.v_empty, n & 1 ^ 1)
-        mbarrier.expect(shared.v_full, v_desc.block_type.nbytes)
-        copy_tile(v_desc, [batch, head_kv, n * TILE, 0], shared.v_full, shared.v.index(0))
+        slot, slot_v = n % KEY_STAGES, n % VALUE_STAGES
+        key = n * TILE
+        mbarrier.wait(shared.k_empty.index(slot), n // KEY_STAGES & 1 ^ 1)
+        mbarrier.expect(shared.k_full.index(slot), TILES * k_desc.block_type.nbytes)
+        copy_rows(k_desc, TILES, batch, head_kv, key, shared.k_full.index(slot), shared.k, slot)
+        mbarrier.wait(shared.v_empty.index(slot_v), n // VALUE_STAGES & 1 ^ 1)
+        mbarrier.expect(shared.v_full.index(slot_v), TILES_V * v_desc.block_type.nbytes)
+        copy_rows(v_desc, TILES_V, batch, head_kv, key, shared.v_full.index(slot_v), shared.v, slot_v)
 
 
 @gluon.jit
@@ -342,49 +345,35 @@ def weights_of_rows(problem, s, lse2, n, row, masked):
 
 @gluon.jit
 def query_role(g: gl.constexpr, dq_desc, shared, problem):
-    """dQ of TILE queries: S = Q K^T of a tile runs beside dQ += dS K of the tile before, and exponentials under the latter."""
+    """dQ of TILE queries; the exponentials of one warpgroup run beside the products of the other."""
     layout: gl.constexpr = accumulator(TILE)
     dtype: gl.constexpr = shared.k.dtype
     batch, head, row = query_work(problem)
     whole, end = tiles_of_keys(problem, row)
-    gl.assume(end > 0)
     row += g * TILE
     terms = problem.terms + (batch * problem.heads_q + head).to(gl.int64) * 2 * problem.padded
     rows = gl.arange(0, TILE, layout=gl.SliceLayout(1, layout))
     lse2 = gl.load(terms + row + rows)
     delta = gl.load(terms + problem.padded + row + rows)
-    dq = gl.zeros([TILE, HEAD_DIM], gl.float32, layout=accumulator(HEAD_DIM))
+    dq = gl.zeros([TILE, COLUMNS], gl.float32, layout=accumulator(COLUMNS))
     mbarrier.wait(shared.rows_full, 0)
-    mbarrier.wait(shared.k_full.index(0), 0)
-    s_0 = issue_scores(matrix(shared.q.index(g)), matrix(shared.k.index(0)))
-    mbarrier.wait(shared.v_full, 0)
-    dp_0 = issue_scores(matrix(shared.dout.index(g)), matrix(shared.v.index(0)))
-    s_0 = warpgroup_mma_wait(1, deps=[s_0])
-    p_0 = weights_of_rows(problem, s_0, lse2, 0, row, 0 >= whole)
-    dp_0 = warpgroup_mma_wait(0, deps=[dp_0])
-    mbarrier.arrive(shared.v_empty, count=1)
-    ds = (p_0 * (dp_0 - delta[:, None])).to(dtype)
-    for n in range(1, end):
-        slot, before = n % STAGES, (n - 1) % STAGES
+    for n in range(end):
+        slot, slot_v = n % KEY_STAGES, n % VALUE_STAGES
         # Tiles that stay, by a number that might change: else their addresses would stay in registers too, and spill.
         still = own_copy(0)
-        q, dout = matrix(shared.q.index(g + still)), matrix(shared.dout.index(g + still))
-        v = matrix(shared.v.index(still))
-        mbarrier.wait(shared.k_full.index(slot), n // STAGES & 1)
-        s = issue_scores(q, matrix(shared.k.index(slot)))
-        dq = issue_sum(ds, matrix(shared.k.index(before)), dq)
+        mbarrier.wait(shared.k_full.index(slot), n // KEY_STAGES & 1)
+        s = issue_scores(shared.q, g + still, shared.k, slot, TILES)
+        mbarrier.wait(shared.v_full.index(slot_v), n // VALUE_STAGES & 1)
+        dp = issue_scores(shared.dout, g + still, shared.v, still, TILES_V)
         s = warpgroup_mma_wait(1, deps=[s])
         p = weights_of_rows(problem, s, lse2, n, row, n >= whole)
-        mbarrier.wait(shared.v_full, n & 1)
-        dp = issue_scores(dout, v)
-        dq = warpgroup_mma_wait(1, deps=[dq])
-        mbarrier.arrive(shared.k_empty.index(before), count=1)
         dp = warpgroup_mma_wait(0, deps=[dp])
-        mbarrier.arrive(shared.v_empty, count=1)
+        mbarrier.arrive(shared.v_empty.index(slot_v), count=1)
         ds = (p * (dp - delta[:, None])).to(dtype)
-    dq = issue_sum(ds, matrix(shared.k.index((end - 1) % STAGES)), dq)
-    dq = warpgroup_mma_wait(0, deps=[dq])
-    store_sum(dq_desc, shared.q.index(g), dq * problem.scale, batch, head, row)
+        dq = issue_sum(ds, matrix(shared.k, slot), dq)
+        dq = warpgroup_mma_wait(0, deps=[dq])
+        mbarrier.arrive(shared.k_empty.index(slot), count=1)
+    store_sum(dq_desc, shared.q, g, dq * problem.scale, batch, head, row, 0)
 
 
 # -- kernels -----------------------------------------------------------------------------------------------------------
@@ -434,17 +423,16 @@ def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, stride_ob, stride
 @gluon.jit(do_not_specialize=range(7, 16))
 def key_gradients(q_desc, dout_desc, k_desc, v_desc, dk_desc, dv_desc, terms, seqlen_q, seqlen_k, heads_q, group, part,
                   key_blocks, query_blocks, heads, padded, scale_log2, scale):  # fmt: skip
-    """Allocate, set up the barriers, and start the roles: dK and dV of TILE keys."""
+    """Allocate, set up the barriers, and start the roles: dK and dV of KEYS keys."""
     problem = Problem(terms, seqlen_q, seqlen_k, heads_q, group, part, key_blocks, query_blocks, heads, padded,
                   scale_log2, scale)  # fmt: skip
     dtype: gl.constexpr = q_desc.dtype
-    box: gl.constexpr = q_desc.block_type.shape
-    q = gl.allocate_shared_memory(dtype, [STAGES] + box, q_desc.layout)
-    dout = gl.allocate_shared_memory(dtype, [STAGES] + box, q_desc.layout)
-    k = gl.allocate_shared_memory(dtype, box, q_desc.layout)
-    v = gl.allocate_shared_memory(dtype, box, q_desc.layout)
-    p_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, TILE], gl.float32)
-    p = gl.allocate_shared_memory(gl.float32, [STAGES, TILE, TILE], p_layout)
+    q = gl.allocate_shared_memory(dtype, [STAGES * TILES] + q_desc.block_type.shape, q_desc.layout)
+    dout = gl.allocate_shared_memory(dtype, [STAGES * TILES_V] + dout_desc.block_type.shape, dout_desc.layout)
+    k = gl.allocate_shared_memory(dtype, [TILES] + k_desc.block_type.shape, k_desc.layout)
+    v = gl.allocate_shared_memory(dtype, [TILES_V] + v_desc.block_type.shape, v_desc.layout)
+    p_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([2 * TILE, TILE // 2], gl.float32)
+    p = gl.allocate_shared_memory(gl.float32, [STAGES, 2 * TILE, TILE // 2], p_layout)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     lse2 = gl.allocate_shared_memory(gl.float32, [STAGES, TILE], plain)
     delta = gl.allocate_shared_memory(gl.float32, [STAGES, TILE], plain)
@@ -459,8 +447,8 @@ def key_gradients(q_desc, dout_desc, k_desc, v_desc, dk_desc, dv_desc, terms, se
     gl.warp_specialize([
         (value_role, (dv_desc, shared, problem)),
         (key_role, (dk_desc, shared, problem)),
-        (load_rows_role, (q_desc, k_desc, k, k_full, q_full, q_empty, q, lse2, 0, problem)),
-        (load_rows_role, (dout_desc, v_desc, v, v_full, dout_full, dout_empty, dout, delta, 1, problem)),
+        (load_rows_role, (q_desc, k_desc, TILES, k, k_full, q_full, q_empty, q, lse2, 0, problem)),
+        (load_rows_role, (dout_desc, v_desc, TILES_V, v, v_full, dout_full, dout_empty, dout, delta, 1, problem)),
     ], [4, 1, 1], [240, 24, 24])  # fmt: skip
 
 
@@ -471,13 +459,13 @@ def query_gradients(q_desc, dout_desc, k_desc, v_desc, dq_desc, terms, seqlen_q,
     problem = Problem(terms, seqlen_q, seqlen_k, heads_q, group, part, key_blocks, query_blocks, heads, padded,
                   scale_log2, scale)  # fmt: skip
     dtype: gl.constexpr = q_desc.dtype
-    box: gl.constexpr = q_desc.block_type.shape
-    q = gl.allocate_shared_memory(dtype, [2] + box, q_desc.layout)
-    dout = gl.allocate_shared_memory(dtype, [2] + box, q_desc.layout)
-    k = gl.allocate_shared_memory(dtype, [STAGES] + box, q_desc.layout)
-    v = gl.allocate_shared_memory(dtype, [1] + box, q_desc.layout)
-    rows_full, v_full, v_empty = barriers(1, 1).index(0), barriers(1, 1).index(0), barriers(1, 2).index(0)
-    k_full, k_empty = barriers(STAGES, 1), barriers(STAGES, 2)
+    q = gl.allocate_shared_memory(dtype, [2 * TILES] + q_desc.block_type.shape, q_desc.layout)
+    dout = gl.allocate_shared_memory(dtype, [2 * TILES_V] + dout_desc.block_type.shape, dout_desc.layout)
+    k = gl.allocate_shared_memory(dtype, [KEY_STAGES * TILES] + k_desc.block_type.shape, k_desc.layout)
+    v = gl.allocate_shared_memory(dtype, [VALUE_STAGES * TILES_V] + v_desc.block_type.shape, v_desc.layout)
+    rows_full = barriers(1, 1).index(0)
+    v_full, v_empty = barriers(VALUE_STAGES, 1), barriers(VALUE_STAGES, 2)
+    k_full, k_empty = barriers(KEY_STAGES, 1), barriers(KEY_STAGES, 2)
     shared = ForQueries(q, dout, k, v, rows_full, k_full, k_empty, v_full, v_empty)
     fence_async_shared()
     gl.warp_specialize([
@@ -558,7 +546,7 @@ def workspaces(q, k, v, terms, window_left, window_right):
     """
     (batch, heads_q, seqlen_q, _), (_, heads_kv, seqlen_k, _), parts = q.shape, k.shape, 1
     if q.device.type == "cuda" and q.numel() and k.numel():
-        parts = query_head_parts(heads_q // heads_kv, heads_kv, seqlen_q, seqlen_k, -1, 0, TILE.value, 160,
+        parts = query_head_parts(heads_q // heads_kv, heads_kv, seqlen_q, seqlen_k, -1, 0, KEYS.value, 160,
                          multiprocessors(q.device.index))  # fmt: skip
     rows = (batch, heads_kv * parts, seqlen_k)
     dk_parts, dv_parts = (q.new_empty((*rows, width)) if parts > 1 else None for width in (256, 256))
@@ -605,12 +593,12 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, dk_parts, dv_parts, w
         last = (
             (sum_parts, (blocks, 1, 1), (*for_sums, heads_kv, seqlen_k, sum_heads // heads_kv, eighths, eighths_v)),
         )
-    block = [1, 1, TILE.value, 256]
+    block = [1, 1, TILE.value, COLUMNS.value]
     layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(q.dtype)])
     boxes = [TensorDescriptor.from_tensor(x, block, layout) for x in (q, dout, k, v, made_dk, made_dv, dq)]
     for_rows = (out, dout, lse, dlse_or_any, terms, *(n // 8 for x in (out, dout) for n in x.stride()[:3]))
     for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q, eighths_v)
-    query_blocks, key_blocks = triton.cdiv(seqlen_q, 2 * TILE.value), triton.cdiv(seqlen_k, TILE.value)
+    query_blocks, key_blocks = triton.cdiv(seqlen_q, 2 * TILE.value), triton.cdiv(seqlen_k, KEYS.value)
     heads = batch * heads_q
     sizes = (seqlen_q, seqlen_k, heads_q, group, part, key_blocks, query_blocks, heads, padded)
     return (
@@ -624,8 +612,8 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, dk_parts, dv_parts, w
 def launch(q, k, v, out, lse, dout, dq, dk, dv, scale, window_left=-1, window_right=-1, dlse=None, terms=None):
     """Write the gradients of launch(q, k, v, out, lse, scale) of the forward pass to `dq`, `dk` and `dv`.
 
-    q, dq, out, dout: (batch, heads_q, seqlen_q, 256); k, v, dk, dv: (batch, heads_kv, seqlen_k, 256); all bf16 or all fp16, unit
-    last stride, rows that start at 16 bytes; or all with fewer columns, a multiple of 8.  lse, as the forward pass wrote it, and dlse, its gradient where it has one:
+    q, dq, out, dout: 256); k, v, dk, dv: (batch, heads_kv, seqlen_k, 256); all bf16 or all fp16, unit
+    last stride, rows that start at 16 bytes; or with fewer columns, a multiple of 8.  lse, as the forward pass wrote it, and dlse, its gradient where it has one:
     (batch, heads_q, seqlen_q), float32, contiguous.  terms: (batch, heads_q, 2, seqlen_q rounded up to PADDED), float32:
     written here, allocated where it is None.
     """

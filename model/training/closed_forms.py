@@ -19,6 +19,7 @@ from tilecast.model.closed_forms import (
     symbols,
     values_for,
 )
+from tilecast.model.kernel.variants.fa3_backward_apart import own_keys
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.backward.kernels import FLOAT
@@ -55,8 +56,9 @@ def five_product_forms() -> tuple[ClosedForm, ...]:
     return _with_total("S, dP, dV, dK, dQ", 3 * d + 2 * v, items)
 
 
-def keys_forms() -> tuple[ClosedForm, ...]:
-    """The kernel of the keys of `fa3_bwd_apart`, one M x N tile: one warpgroup has S and dV, the other dP and dK."""
+def keys_forms(own: bool = False) -> tuple[ClosedForm, ...]:
+    """The kernel of the keys of `fa3_bwd_apart`, one M x N tile: one warpgroup has S and dV, the other dP and dK, or each has all of
+    its ``own`` keys."""
     s = symbols()
     m, n, d, v, b, u, w = (s[name] for name in ["M", "N", "d", "v", "b", "U", "W"])
     items = (
@@ -64,7 +66,7 @@ def keys_forms() -> tuple[ClosedForm, ...]:
         ("dP", "dP^T = V dO^T: V and dO", (n * v + n / u * m * v) * b / w),
         ("dV", "dV += P^T dO: dO (P^T in registers)", n / u * m * v * b / w),
         ("dK", "dK += dS^T Q: Q (dS^T in registers)", n / u * m * d * b / w),
-        ("P fp32", "P in float32 from one warpgroup to the other, two threads on a bank", 2 * 2 * FLOAT * m * n / w),
+        *(() if own else (("P fp32", "P in float32 from one warpgroup to the other", 2 * FLOAT * m * n / w),)),
         ("row terms", "LSE and D to every thread", 2 * m * n / w),
         ("fill", "Q and dO copied in", m * (d + v) * b / w),
     )
@@ -117,6 +119,10 @@ def _wide(workload: Workload) -> tuple[int, int]:
     return 128, 64
 
 
+def _tall(workload: Workload) -> tuple[int, int]:
+    return 64, 128
+
+
 _TABLES: dict[str, tuple[FormTable, ...]] = {
     "tcgen05": (
         FormTable("one_cta", "One CTA", backward_forms, _paper),
@@ -134,9 +140,14 @@ _TABLES: dict[str, tuple[FormTable, ...]] = {
 }
 
 
-def tables_of(machine: Machine) -> tuple[FormTable, ...]:
-    """The kernels that a backward pass has on ``machine``."""
-    return _TABLES[machine.tensor_kind]
+_OWN_KEYS = FormTable("keys", "Two kernels: the keys', 64 a warpgroup", lambda: keys_forms(own=True), _tall)
+
+
+def tables_of(machine: Machine, workload: Workload) -> tuple[FormTable, ...]:
+    """The kernels that a backward pass of ``workload`` has on ``machine``."""
+    found = _TABLES[machine.tensor_kind]
+    own = machine.tensor_kind == "wgmma" and own_keys(workload)
+    return tuple(_OWN_KEYS if own and table.key == "keys" else table for table in found)
 
 
 # --- break-evens ------------------------------------------------------------------------------------------------------
@@ -208,7 +219,7 @@ def backward_demand_dict(
 ) -> dict[str, Any]:
     """Everything it prints; ``tile_m`` and ``tile_n`` in place of each kernel's own.  DemandError as in `closed_forms`."""
     tables = {}
-    for table in tables_of(machine):
+    for table in tables_of(machine, workload):
         own_m, own_n = table.tile(workload)
         tile = tile_m or own_m, tile_n or own_n
         values, forms = values_for(machine, workload, *tile), table.forms()

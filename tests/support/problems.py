@@ -10,7 +10,9 @@ from tilecast.kernels import registry
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 DIMS = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)]
 #: Heads that kernels of the copy engine take as if they were wider, and those that are copied for them.
-NARROWER = [(8, 8), (40, 40), (72, 72), (80, 80), (112, 112), (128, 64), (100, 100), (160, 160), (33, 250)]
+NARROWER = [
+    (8, 8), (40, 40), (72, 72), (80, 80), (112, 112), (128, 64), (100, 100), (160, 160), (192, 192), (176, 104), (72, 144), (33, 250),
+]  # fmt: skip
 DTYPES = [torch.bfloat16, torch.float16]
 MASKS = ["none", "causal", "window"]
 #: A NaN in bfloat16 and in float16, and nothing a kernel would write by chance.

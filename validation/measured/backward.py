@@ -2,7 +2,7 @@
 
 A row is forecast at the SM clock sampled while it ran (what NVML reports, of which an SM executes `power.tensor_clock_share` under
 matrix work).  Loops alone are those of the portable passes; kernels that spill, which no forecast before compilation knows, and
-variants that the class refuses by now are counted, not compared, and so are sums in any order.  Passes of the Hopper classes are forecast from machine code as
+variants that the class refuses by now are counted, not compared, and so are sums in any order and products that ran ahead.  Passes of the Hopper classes are forecast from machine code as
 well: that of today's templates, by the Triton with which they were measured (`backward_code`).
 """
 
@@ -196,7 +196,7 @@ def fastest_passes(path: Path = PASSES) -> tuple[MeasuredPass, ...]:
     """Our fastest pass of every machine and shape; BackwardTableError for a file that is no such table."""
     best: dict[tuple[str, Workload], MeasuredPass] = {}
     for row in _read(path):
-        if not row["ms"] or named_in(row["knobs"]) is None or _in_any_order(row):
+        if not row["ms"] or named_in(row["knobs"]) is None or _not_forecast(row):
             continue
         machine = machine_of(row["gpu"].removeprefix("NVIDIA "))
         found = MeasuredPass(machine, _workload(row), row["kernel"], row["date"], row["driver"], row)
@@ -248,9 +248,12 @@ def measured_variants(machine: Machine, path: Path = PASSES) -> Iterator[tuple[W
             yield _workload(row), variant
 
 
-def _in_any_order(row: Mapping[str, str]) -> bool:
-    """Whether programs added to dQ as they came, which is not forecast."""
-    return "any order" in row["note"]
+def _not_forecast(row: Mapping[str, str]) -> str:
+    """Passes that are not forecast, which a row is one of: programs added to dQ as they came, or products of `fa3_bwd_apart` ran into the
+    next step, as they did until 2026-11-27; "" where it is."""
+    if "any order" in row["note"]:
+        return "passes with sums in any order"
+    return "passes whose products ran ahead" if "products ahead" in row["note"] else ""
 
 
 def _variant(row: Mapping[str, str]) -> BackwardVariant | None:
@@ -266,8 +269,8 @@ def _pass(row: Mapping[str, str], machine: Machine, recorded: RecordedLoops | No
     variant = _variant(row)
     if variant is None:
         return ""
-    if _in_any_order(row):
-        return "passes with sums in any order"
+    if why := _not_forecast(row):
+        return why
     record, work, clock = family_of(variant), _workload(row), _clock(row, machine)
     if not record.legality(variant, work, machine).legal:
         return "passes of variants that are refused"

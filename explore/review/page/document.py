@@ -36,7 +36,7 @@ WORDS = (
     ("LSE, D (row terms), sums", "Two numbers of every query row, the logarithm of its sum of exponentials and D = Σ dO·O, that a small kernel makes first; float32 sums of dQ that programs add to in L2, and that a small kernel rounds at the end.", "bwd"),
     ("mufu, fma, alu, cvt, issue, tma, smem, tmem", "Units of an SM: exponentials; 32-bit multiply-add; integer and maximum; conversion to 16 or 8 bit; warp schedulers; copies between memory and shared memory; shared memory; tensor memory.", "fwd bwd"),
     ("fa2, fa3, fa4, unfused", "Kernel families: FlashAttention-2 in portable Triton, -3 for Hopper, -4 for Blackwell; matrix product, softmax and matrix product as three kernels.", "fwd"),
-    ("fa2_bwd, fa3_bwd, fa3_bwd_apart, fa4_bwd", "Kernel families: portable Triton, seven products; Hopper, five products and dQ summed in L2; Hopper at head_dim 256, a kernel of the keys and one of the queries; Blackwell as FlashAttention-4 has it.", "bwd"),
+    ("fa2_bwd, fa3_bwd, fa3_bwd_apart, fa4_bwd", "Kernel families: portable Triton, seven products; Hopper, five products and dQ summed in L2; Hopper above head_dim 128, a kernel of the keys and one of the queries; Blackwell as FlashAttention-4 has it.", "bwd"),
     ("split-q, split-k", "Two softmax groups work on different query rows, or on different keys of the same rows.", "fwd"),
     ("Sustained, short", "The clock that the power limit allows in long runs; the clock of runs of milliseconds.", "fwd bwd"),
     ("spec, measured, inferred, assumed", "Where a fact is from: a data sheet; a microbenchmark; other facts; a judgement.", "fwd bwd"),

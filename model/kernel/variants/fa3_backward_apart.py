@@ -1,7 +1,8 @@
-"""A Hopper backward of two kernels for head dimensions of 256: knobs, legality, what the template writes, first choices.
+"""A Hopper backward of two kernels for head dimensions above 128: knobs, legality, what the template writes, first choices.
 
-Seven matrix products and no sum over programs.  dK and dV of 64 keys fill the registers of two warpgroups, one each; dQ of
-128 queries those of two.  With five products dQ would leave in float32 for every 64 keys, more bytes than an SM can add.
+Seven matrix products and no sum over programs.  dK and dV of 64 keys fill the registers of two warpgroups, one each, or at 192/128
+those of one; dQ of 128 queries those of two.  With five products dQ would leave in float32 for every 64 keys, more bytes than an SM
+can add, or there would be no registers for it beside those of 128.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ from tilecast.model.machine.machine import Machine
 NAMES = ("fa3_bwd_apart", "hopper_bwd_apart")
 #: Rows of a warpgroup and of every tile: the M of wgmma.
 TILE = 64
-#: Tiles of Q, dO and P in the kernel of the keys, of K in that of the queries, which has one of V.
+#: Tiles of Q, dO and P in the kernel of the keys, of K in that of the queries.
 STAGES = 2
 #: Registers a thread of a warpgroup that multiplies may have.
 REGISTERS = 240
 #: Query rows of the loop over queries that take as long as what a program does once, and the sum of parts (docs/notes/backward-kernels.md).
 ONCE_ROWS = 160
+#: (head_dim_qk, head_dim_v) that the template is written for.
+WRITTEN = ((192, 128), (192, 192), (256, 256))
+#: Columns of K and V up to which the kernel of the queries has two tiles of V.
+_COLUMNS_OF_TWO = 320
 #: Bytes beside the tiles: barriers, and what the compiler hands to the roles.
 _MARGIN = 512
 
@@ -35,11 +40,42 @@ class Fa3BackwardApartVariant:
     heads_abreast: int = 4
 
 
+def _list(dims: tuple[tuple[int, int], ...]) -> str:
+    return ", ".join(f"{qk}" if qk == v else f"{qk}/{v}" for qk, v in dims)
+
+
+def own_keys(workload: Workload) -> bool:
+    """Whether each warpgroup of the kernel of the keys has keys of its own: dK, dV and all else of them fit its registers.
+
+    Not with a window: of 128 keys more tiles of queries are cut by it than of 64.
+    """
+    return workload.mask != "window" and _own_registers(workload.head_dim_qk + workload.head_dim_v) <= REGISTERS
+
+
+def keys(workload: Workload) -> int:
+    """Keys of a program of the kernel of the keys."""
+    return 2 * TILE if own_keys(workload) else TILE
+
+
+def value_stages(workload: Workload) -> int:
+    """Tiles of V in the kernel of the queries: two, as of K, but where heads are so wide that both take the place."""
+    return STAGES if workload.head_dim_qk + workload.head_dim_v <= _COLUMNS_OF_TWO else 1
+
+
+def _own_registers(columns: int) -> int:
+    """Registers a thread of a warpgroup that has keys of its own: dK and dV, P for the product, dP in float32, a row of terms."""
+    return TILE * (columns + TILE // 2 + TILE + TILE // 4) // 128
+
+
 def shared_bytes(variant: Fa3BackwardApartVariant, workload: Workload) -> int:
-    """Shared memory of the tiles of the larger kernel, that of the keys: K, V, stages of Q and dO, of P in
-    float32, and of two terms a row."""
-    tile = TILE * workload.head_dim_qk
-    return workload.dtype_bytes * (2 + 2 * STAGES) * tile + STAGES * (4 * TILE * TILE + 8 * TILE)
+    """Shared memory of the tiles of the larger kernel: that of the keys has K, V, stages of Q and dO and of two terms a row, of P in
+    float32 where warpgroups share keys; that of the queries Q, dO, and stages of K and V."""
+    dims = workload.head_dim_qk, workload.head_dim_v
+    own = own_keys(workload)
+    rows, size = TILE * sum(dims), workload.dtype_bytes
+    for_keys = size * ((2 if own else 1) + STAGES) * rows + STAGES * ((0 if own else 4 * TILE * TILE) + 8 * TILE)
+    for_queries = size * (2 * rows + TILE * (STAGES * dims[0] + value_stages(workload) * dims[1]))
+    return max(for_keys, for_queries)
 
 
 def registers(variant: Fa3BackwardApartVariant, workload: Workload) -> int:
@@ -68,13 +104,11 @@ def writable(variant: Fa3BackwardApartVariant, workload: Workload, machine: Mach
             f"family fa3_bwd_apart is written for bf16 and fp16, got dtype '{workload.dtype}'", "use bf16 or fp16"
         )
     dims = workload.head_dim_qk, workload.head_dim_v
-    if dims != (256, 256):
+    if dims not in WRITTEN:
         return Verdict(
-            f"family fa3_bwd_apart is written for head_dim 256, got {dims[0]}/{dims[1]}",
+            f"family fa3_bwd_apart is written for head_dim {_list(WRITTEN)}, got {dims[0]}/{dims[1]}",
             "use family fa3_bwd or fa2_bwd",
         )
-    if workload.mask == "window":
-        return Verdict("family fa3_bwd_apart is not written for windows", "use family fa2_bwd")
     return LEGAL
 
 

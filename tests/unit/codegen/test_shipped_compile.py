@@ -148,6 +148,9 @@ def check(outcome: Outcome, case: Case) -> None:
         # Six registers at the most, twelve with a window; at head_dim 64, where K and V are held, Triton 3.9 spills in the loop.
         window = case.module.endswith("_window")
         most = (248 if window else 216) if "_d64_" in case.module and case.release == NEWEST else 48 if window else 24
+        if "_d192_128_" in case.module:
+            # Around the loop, and of P in float32 beside dP: rounded, P would lose dS of fp16 its small numbers.
+            most = 144
         assert outcome.stack_bytes <= most
     if case.module.startswith("triton_serve"):
         assert outcome.shared_bytes <= CONSUMER_SHARED or case.target != "sm_80"

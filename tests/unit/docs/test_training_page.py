@@ -137,23 +137,31 @@ def whole_rows() -> list[list[str]]:
     with (MEASURED / "h200_backward_kernels.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             family, variant = known.get(row["kernel"], (row["kernel"], None))
-            if "key heads" in row["note"]:
+            if "key heads" in row["note"] or "products ahead" in row["note"]:
                 continue
             if variant is None or row["knobs"].split(",", 1)[1] == variant:
                 family = "hopper_bwd" if family == "hopper_bwd_apart" else family
                 family += ", any order" if row["note"].startswith("any order") else ""
-                by_shape[(row["head_dim"], row["mask"], row["seqlen"])][family] = f"{float(row['tflops']):.0f}"
+                dims = (
+                    row["head_dim"]
+                    if row["head_dim"] == row["head_dim_v"]
+                    else f"{row['head_dim']}/{row['head_dim_v']}"
+                )
+                by_shape[(dims, row["mask"], row["seqlen"])][family] = f"{float(row['tflops']):.0f}"
     found = []
-    for (dim, mask, length), rates in by_shape.items():
+    for (dims, mask, length), rates in by_shape.items():
         if "hopper_bwd" not in rates:
             continue
-        entry = registry.select((9, 0), "bf16", int(dim), int(dim), mask, int(length), registry.shipped_backward())
+        dim, _, dim_v = dims.partition("/")
+        entry = registry.select(
+            (9, 0), "bf16", int(dim), int(dim_v or dim), mask, int(length), registry.shipped_backward()
+        )
         assert entry is not None
         ran = "triton_bwd" if entry.family == "triton_bwd" else "hopper_bwd"
         rates[ran] = f"**{rates[ran]}**"
         found.append(
             [
-                dim,
+                dims,
                 mask,
                 length,
                 *(
@@ -162,7 +170,7 @@ def whole_rows() -> list[list[str]]:
                 ),
             ]
         )
-    return sorted(found, key=lambda row: (int(row[0]), row[1] != "none", int(row[2])))
+    return sorted(found, key=lambda row: (int(row[0].partition("/")[0]), row[0], row[1] != "none", int(row[2])))
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ def put(kernel: str, case: str, text: str | None = None) -> Battery:
         ("hopper_serve_d64_e4m3", "groups of splits"), ("hopper_prefill_d64", "softcap"),
         (GEMM, "several tiles"), (GEMM, "layouts"), (GEMM, "C that lies anyhow"), ("gemm_blackwell", "D at odd steps"), ("gemm_blackwell_c32", "one program"), ("gemm_hopper_long", "factors"),
         (BACKWARD, "several tiles"), (BACKWARD, "one query"), (BACKWARD, "sums in any order: 137"), ("hopper_bwd_d64_causal", "second launch"), ("hopper_bwd_d256_causal", "rows about a tile: 65"),
+        ("hopper_bwd_d192_window", "windows: 73x647"), ("hopper_bwd_d192_128_causal", "narrower heads"), ("hopper_bwd_d192_full", "several tiles"),
         (EIGHT, "several tiles"), (EIGHT, "factors"), (EIGHT, "offset 3 "), ("blackwell_fp8_d64_causal", "several tiles: 300"),
     ],
 )  # fmt: skip
@@ -118,6 +119,8 @@ DRAWN = (
     (GEMM, "sums = issue(ring, n, zero, False, g, A_ROWS", "sums = issue(ring, n, zero, False, A_ROWS, g", "one small tile"),
     (BACKWARD, "item // (most * key_blocks)", "item // most", "abreast"),
     (BACKWARD, "gl.where(m == first, end - 1, m - 1)", "gl.where(m == first, end + 1, m - 1)", "far below"),
+    ("hopper_bwd_d192_128_full", "eighths - START // 8", "eighths", "narrower heads: 180"),
+    ("hopper_bwd_d192_window", "gl.maximum(at + left + 1, 0)", "gl.maximum(at + left + 2 + TILE, 0)", "windows: 133x265, batch 1, heads 2/1, fp16, flat inputs, late, window 17"),
     ("blackwell_fp8_d64_window", "heads_here = gl.minimum(problem.heads_at_once, problem.heads - first_head)", "heads_here = problem.heads_at_once", "heads in groups"),
     ("blackwell_fp8_d64_full", "store_rows(problem, softmax1, total1, maximum1, batch", "store_rows(problem, softmax1, total1, batch, maximum1", "without log-sum-exp"),
 )  # fmt: skip
