@@ -271,7 +271,7 @@ def context(variant: Fa3BackwardApartVariant, workload: Workload) -> HopperBackw
     """The kernels of a variant, which must be writable (`fa3_backward_apart.writable`)."""
     mask = {"none": "Attention", "causal": "Causal attention", "window": "Sliding-window attention"}[workload.mask]
     return HopperBackwardApart(
-        title=f"{mask} backward on Hopper for head_dim {_dims(workload)}: two kernels, seven products, no sum of several programs",
+        title=f"{mask} backward on Hopper for head_dim {workload.dims}: two kernels, seven products, no sum of several programs",
         description=_description(workload),
         mask=workload.mask,
         head_dim_qk=workload.head_dim_qk,
@@ -282,11 +282,6 @@ def context(variant: Fa3BackwardApartVariant, workload: Workload) -> HopperBackw
         keys=family.keys(workload),
         key_stages=(family.STAGES, family.value_stages(workload)),
     )
-
-
-def _dims(workload: Workload) -> str:
-    dims = workload.head_dim_qk, workload.head_dim_v
-    return f"{dims[0]}" if dims[0] == dims[1] else f"{dims[0]}/{dims[1]}"
 
 
 def _description(workload: Workload) -> str:

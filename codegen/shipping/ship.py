@@ -194,25 +194,23 @@ def _page_row(kernel: Shipped, forecast: Prediction, measured: dict[str, dict[st
 def _purpose(kernel: Shipped) -> str:
     """Which calls a kernel serves."""
     work = kernel.workload
-    dims = f"{work.head_dim_qk}" if work.head_dim_qk == work.head_dim_v else f"{work.head_dim_qk}/{work.head_dim_v}"
     low, high = kernel.facts.get("seqlen_q_min"), kernel.facts.get("seqlen_q_max")
     lengths = f", from {low} queries" if low else f", up to {high} queries" if high else ""
     if "seqlen_k_max" in kernel.facts:
         lengths += f" and {kernel.facts['seqlen_k_max']} keys"
     dtype = "e4m3, " if work.dtype == "fp8" else ""
-    return f"{dtype}head_dim {dims}, {_MASK_WORDS[work.mask]}{lengths}{_needs(kernel)}"
+    return f"{dtype}head_dim {work.dims}, {_MASK_WORDS[work.mask]}{lengths}{_needs(kernel)}"
 
 
 def _purpose_of_rows(kernel: Shipped) -> str:
     """Which sequences a serving kernel takes."""
-    work, low, high = kernel.workload, kernel.facts.get("seqlen_q_min"), kernel.facts.get("seqlen_q_max")
-    dims = f"{work.head_dim_qk}" if work.head_dim_qk == work.head_dim_v else f"{work.head_dim_qk}/{work.head_dim_v}"
+    low, high = kernel.facts.get("seqlen_q_min"), kernel.facts.get("seqlen_q_max")
     cache = f", {kernel.facts['cache']} cache" if "cache" in kernel.facts else ""
     if low:
         which = f"{low} to {high} rows" if high else f"from {low} rows"
     else:
         which = f"up to {high} rows" if high else "values in the keys"
-    return f"head_dim {dims}, {which}{cache}"
+    return f"head_dim {kernel.workload.dims}, {which}{cache}"
 
 
 def _devices(kernel: Shipped) -> str:

@@ -105,6 +105,11 @@ class Workload:
         return self.heads_q // self.heads_kv
 
     @property
+    def dims(self) -> str:
+        """Head dimensions, in short: 128, or 192/128 where V has others."""
+        return f"{self.head_dim_qk}" if self.head_dim_qk == self.head_dim_v else f"{self.head_dim_qk}/{self.head_dim_v}"
+
+    @property
     def limits(self) -> tuple[int, int]:
         """(left, right) reach of the mask around the diagonal; -1 for none."""
         if self.mask == "causal":
@@ -173,10 +178,11 @@ class Workload:
     def label(self) -> str:
         """Short text for headlines."""
         heads = f"{self.heads_q}" if self.heads_q == self.heads_kv else f"{self.heads_q}/{self.heads_kv}"
-        dims = f"{self.head_dim_qk}" if self.head_dim_qk == self.head_dim_v else f"{self.head_dim_qk}/{self.head_dim_v}"
         length = f"{self.seqlen_q}" if self.seqlen_q == self.seqlen_k else f"{self.seqlen_q}x{self.seqlen_k}"
         mask = {"none": "full", "causal": "causal", "window": f"window {self.window}"}[self.mask]
-        return f"{self.dtype} {mask} attention, batch {self.batch}, heads {heads}, seqlen {length}, head_dim {dims}"
+        return (
+            f"{self.dtype} {mask} attention, batch {self.batch}, heads {heads}, seqlen {length}, head_dim {self.dims}"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

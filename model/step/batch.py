@@ -111,7 +111,6 @@ class Batch:
         """The batch in one short line."""
         h = self.heads
         heads = f"{h.heads_q}/{h.heads_kv} heads"
-        dims = f"{h.head_dim_qk}" if h.head_dim_qk == h.head_dim_v else f"{h.head_dim_qk}/{h.head_dim_v}"
         pages = f"pages of {self.page}" if self.page else "no pages"
         kind = (
             h.dtype
@@ -120,7 +119,7 @@ class Batch:
             + (", soft cap" if self.capped else "")
         )
         mask = f"window {h.window[0]},{h.window[1]}" if h.window else h.mask.replace("none", "no mask")
-        return f"{shortened(requests_text(self.lengths))}, {heads}, head_dim {dims}, {kind}, {mask}, {pages}"
+        return f"{shortened(requests_text(self.lengths))}, {heads}, head_dim {h.dims}, {kind}, {mask}, {pages}"
 
 
 def check_lengths(seqlen_q: int, seqlen_k: int) -> None:
