@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ from tilecast.kernels.starting import Start, on_device, starter
 
 #: Numbers that programs count in, as generated files have it: one to a lane of a warp.
 COUNTERS = 32
+#: How a launch runs: the one after it may begin before it ends, it may begin before the one before has ended.
+LEADS, FOLLOWS = 1, 2
 #: device index -> what programs of every launch there count in that wait for each other.
 _met: dict[int, Any] = {}
 
@@ -34,6 +37,16 @@ def meeting_counters(device: Any) -> Any:
     return found
 
 
+@functools.cache
+def _overlaps(device: Any) -> bool:
+    """Whether launches on a device can begin before the one before has ended: on Hopper and newer."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def _options(options: Any, follows: int) -> dict[str, Any]:
+    return {**options, "launch_pdl": True} if follows else options
+
+
 def _nothing(device: Any) -> tuple[Any, ...]:
     del device
     return ()
@@ -46,30 +59,31 @@ def _counters(device: Any) -> tuple[Any, ...]:
 def gemm_launcher(module: Any) -> Callable[..., None]:
     """``launch`` of a generated GEMM file, which remembers what it works out for a shape.
 
-    The result has the signature, the shapes and the refusals of the file's ``launch``: launch(a, b, c, d, alpha, beta).  It
-    keeps up to `MOST_PLANS` shapes and no tensor.
+    The result has the signature, the shapes and the refusals of the file's ``launch``: launch(a, b, c, d, alpha, beta), and with ``follows``
+    begins before the launch before has ended, where that leaves A or B and can lead.  It keeps up to `MOST_PLANS` shapes and no tensor.
     """
     plans: dict[Any, Any] = {}
     more = _counters if hasattr(module, "IN_STEP") else _nothing
 
-    def find(a: Any, b: Any, c: Any, d: Any, alpha: float, beta: float) -> Any:
+    def find(a: Any, b: Any, c: Any, d: Any, alpha: float, beta: float, follows: bool = False) -> Any:
         """The launch of a shape (`_plan`), made where it is not known."""
         adds = c is not None and beta != 0
         tensors = (a, b, c if adds else d, d)
         # All that compiled code, its arguments and the checks depend on, but addresses and the factors' values.
         key = (
-            a.device, adds, alpha != 1 or beta not in (0, 1),
+            a.device, adds, alpha != 1 or beta not in (0, 1), follows,
             *[(t.dtype, t.shape, t.stride(), t.data_ptr() & 15) for t in tensors],
         )  # fmt: skip
         start = plans.get(key)
         if start is None:
             if len(plans) >= MOST_PLANS:
                 plans.clear()
-            start = plans[key] = _plan(module, a, b, c, d, alpha, beta, more(a.device))
+            beside = FOLLOWS if follows and _overlaps(a.device) else 0
+            start = plans[key] = _plan(module, a, b, c, d, alpha, beta, more(a.device), beside)
         return start
 
-    def launch(a: Any, b: Any, c: Any, d: Any, alpha: float = 1.0, beta: float = 1.0) -> None:
-        start = find(a, b, c, d, alpha, beta)
+    def launch(a: Any, b: Any, c: Any, d: Any, alpha: float = 1.0, beta: float = 1.0, follows: bool = False) -> None:
+        start = find(a, b, c, d, alpha, beta, follows)
         if start:
             start(a, b, d if c is None or beta == 0 else c, d, float(alpha), float(beta), *more(a.device))
 
@@ -88,15 +102,15 @@ def gemm_launcher(module: Any) -> Callable[..., None]:
 
 def parted_launcher(module: Any) -> Callable[..., None]:
     """``launch`` of a generated file that can part k: launch(a, b, c, d, alpha, beta, parts), which remembers what it works out for a shape
-    and keeps no tensor.  Every launch has sums of its own, so that any may overlap; parts of 1 go to D at once where the file can.
+    and keeps no tensor; ``follows`` as of `gemm_launcher`.  Every launch has sums of its own, so that any may overlap.
     """
     plans: dict[Any, Any] = {}
 
-    def launch(a: Any, b: Any, c: Any, d: Any, alpha: float, beta: float, parts: int) -> None:
+    def launch(a: Any, b: Any, c: Any, d: Any, alpha: float, beta: float, parts: int, follows: bool = False) -> None:
         adds = c is not None and beta != 0
         c, alpha, beta = c if adds else d, float(alpha), float(beta)
         key = (
-            a.device, adds, alpha != 1 or beta not in (0, 1), parts,
+            a.device, adds, alpha != 1 or beta not in (0, 1), parts, follows,
             *[(t.dtype, t.shape, t.stride(), t.data_ptr() & 15) for t in (a, b, c, d)],
         )  # fmt: skip
         sums = d.new_empty(module.sums_shape(*d.shape, parts), dtype=torch.float32)
@@ -104,12 +118,14 @@ def parted_launcher(module: Any) -> Callable[..., None]:
         if starts is None:
             if len(plans) >= MOST_PLANS:
                 plans.clear()
-            grid, arguments = module.merge_plan(sums, c if adds else None, d, alpha, beta)
-            merge = module.merge.warmup(*arguments, grid=grid, num_warps=4) or module.merge
-            # Behind them: most parts, whether C is added, whether anything is scaled.
-            factors = len(arguments) - 5
+            overlaps = _overlaps(a.device)
+            grid, arguments = module.merge_plan(sums, c if adds else None, d, alpha, beta, overlaps)
+            merge = module.merge.warmup(*arguments, grid=grid, **_options({"num_warps": 4}, overlaps)) or module.merge
+            # Behind them: most parts, whether C is added, whether anything is scaled, whether sums are waited for.
+            factors = len(arguments) - 6
+            beside = LEADS + FOLLOWS * follows if overlaps else 0
             starts = plans[key] = (
-                _plan(module, a, b, None, sums, 1.0, 0.0, ()),
+                _plan(module, a, b, None, sums, 1.0, 0.0, (), beside),
                 starter(merge, grid, arguments, {0: 0, 1: 1, 2: 2, factors: 3, factors + 1: 4}, 5),
             )
         product, merging = starts
@@ -131,7 +147,7 @@ def copier(module: Any) -> Callable[..., None]:
         if start is None:
             if len(plans) >= MOST_PLANS:
                 plans.clear()
-            grid, arguments = module.plan(x, to, other, other_to)
+            grid, arguments = module.plan(x, to, other, other_to, _overlaps(x.device))
             kernel = module.copy.warmup(*arguments, grid=grid, **module.OPTIONS) or module.copy
             # The other matrix begins where the first one's numbers end.
             second = next(i for i, argument in enumerate(arguments) if i > 1 and isinstance(argument, torch.Tensor))
@@ -141,14 +157,17 @@ def copier(module: Any) -> Callable[..., None]:
     return copy
 
 
-def _plan(module: Any, a: Any, b: Any, c: Any, d: Any, alpha: float, beta: float, more: tuple[Any, ...]) -> Any:
-    """The launch of a shape, of (a, b, c or d, d, alpha, beta, *more); False for an empty D."""
-    planned = module.plan(a, b, c, d, alpha, beta, *more)
+def _plan(
+    module: Any, a: Any, b: Any, c: Any, d: Any, alpha: float, beta: float, more: tuple[Any, ...], beside: int = 0
+) -> Any:
+    """The launch of a shape, of (a, b, c or d, d, alpha, beta, *more); False for an empty D.  beside: `LEADS` plus `FOLLOWS`."""
+    planned = module.plan(a, b, c, d, alpha, beta, *more, **({"beside": beside} if beside else {}))
     if not planned:
         return False
     grid, arguments = planned
     # An interpreter compiles nothing.
-    kernel = module.multiply.warmup(*arguments, grid=grid, **module.OPTIONS) or module.multiply
+    options = _options(module.OPTIONS, beside & FOLLOWS)
+    kernel = module.multiply.warmup(*arguments, grid=grid, **options) or module.multiply
     # Of the arguments only the factors are no whole numbers.
     factor, other = (i for i, argument in enumerate(arguments) if isinstance(argument, float))
     takes = {0: 0, 1: 1, 2: 2, 3: 3, factor: 4, other: 5}

@@ -178,8 +178,9 @@ def _compute(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> Any
         whole, parted, tile = shared[use]
         parts = parts_of(PACES[use], tile, out.shape[0], out.shape[1], a.shape[1], sms)
         launch = functools.partial(parted, parts=parts) if parts > 1 else whole
-        launch(*given, c if beta else None, out, alpha, beta)
-        return _again(launch, turned, alpha, beta) if given[0] is a and given[1] is b else None
+        copied = given[0] is not a or given[1] is not b
+        launch(*given, c if beta else None, out, alpha, beta, follows=copied)
+        return None if copied else _again(launch, turned, alpha, beta)
     launch, _, tile = shared.get(SMALL, (None, None, None))
     small = launch is not None and -(-out.shape[0] // tile[0]) * -(-out.shape[1] // tile[1]) <= _SMALL_WAVES * sms
     if not small:
@@ -192,13 +193,14 @@ def _compute(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> Any
         anyhow = not _boxes(out) or bool(beta and 0 not in c.stride() and not _boxes(c))
         if parts > 1 or (anyhow and out.numel() <= _MOST_SUMS):
             given = _paced(a, b, key[0])
-            launch = functools.partial(parted, parts=parts)
-            launch(*given, c if beta else None, out, alpha, beta)
-            return _again(launch, False, alpha, beta) if given[0] is a and given[1] is b else None
+            launch, copied = functools.partial(parted, parts=parts), given[0] is not a or given[1] is not b
+            launch(*given, c if beta else None, out, alpha, beta, follows=copied)
+            return None if copied else _again(launch, False, alpha, beta)
     # Copies that the copy engine reads cost less than products of what it does not (docs/gemm.md).
     given = (a, b) if any_strides else _paced(a, b, key[0])
-    launch(*given, c if beta else None, out, alpha, beta)
-    if given[0] is not a or given[1] is not b or not hasattr(launch, "started"):
+    copied = given[0] is not a or given[1] is not b
+    launch(*given, c if beta else None, out, alpha, beta, follows=copied)
+    if copied or not hasattr(launch, "started"):
         return None
     return functools.partial(_known_call, launch, (a, b, c if beta else None, out, alpha, beta))
 

@@ -12,6 +12,7 @@ TILECAST = {
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 TILE_M = tl.constexpr(32)  # rows that a program copies
 TILE_N = tl.constexpr(128)  # and their columns
@@ -37,9 +38,11 @@ def copy_tile(x, to, m, n, row_step, column_step, row_units, number, ALONG: tl.c
 ])  # fmt: skip
 def copy(
     x, to, m, n, row_step, column_step, row_units, tiles, other, other_to, other_m, other_n, other_row_step, other_column_step, other_row_units,
-    ALONG: tl.constexpr, OTHER_ALONG: tl.constexpr,
+    ALONG: tl.constexpr, OTHER_ALONG: tl.constexpr, LEADS: tl.constexpr,
 ):  # fmt: skip
-    """The first `tiles` programs copy x, the others the other matrix."""
+    """The first `tiles` programs copy x, the others the other matrix.  LEADS: whether the next launch may begin before this one ends."""
+    if LEADS:
+        gdc_launch_dependents()
     number = tl.program_id(0)
     if number < tiles:
         copy_tile(x, to, m, n, row_step, column_step, row_units, number, ALONG)
@@ -57,7 +60,7 @@ def copy(
         )
 
 
-def plan(x, to, other, other_to):
+def plan(x, to, other, other_to, leads=False):
     """Grid and arguments of the copies of x and, unless it is None, another; ValueError for what the kernel does not take."""
     pairs = ((x, to), (other, other_to)) if other is not None else ((x, to), (x, to))
     sizes, tiles = [], []
@@ -73,7 +76,7 @@ def plan(x, to, other, other_to):
     grid = sum(tiles) if other is not None else tiles[0]
     (one, its), (second, room) = pairs
     along = (1 if x.stride(1) == 1 else 0 if x.stride(0) == 1 else -1 for x in (one, second))
-    return (grid, 1, 1), (one, its, *sizes[0], tiles[0], second, room, *sizes[1], *along)
+    return (grid, 1, 1), (one, its, *sizes[0], tiles[0], second, room, *sizes[1], *along, leads)
 
 
 def launch(x, to, other=None, other_to=None):

@@ -21,6 +21,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_init, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_wait
 
 # Names in Triton 3.6.
 copy_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
@@ -276,9 +277,12 @@ def product_role(
 @gluon.jit(do_not_specialize=range(4, 15))
 def multiply(
     a_desc, b_desc, c_desc, d_desc, rows, columns, steps, m, n, c_row, c_column, d_row, d_column, alpha, beta,
-    A_ROWS: gl.constexpr, B_ROWS: gl.constexpr, ADD_C: gl.constexpr, BOXES: gl.constexpr, SCALED: gl.constexpr,
+    A_ROWS: gl.constexpr, B_ROWS: gl.constexpr, ADD_C: gl.constexpr, BOXES: gl.constexpr, SCALED: gl.constexpr, BESIDE: gl.constexpr,
 ):  # fmt: skip
-    """Allocate, set up the barriers, and start the roles.  ADD_C: 1 for C in boxes, 2 for one row of all, 3 for any, 4 for one number; of 2 to 4, and of D with no BOXES, the descriptors are pointers."""
+    """Allocate, set up the barriers, and start the roles.  ADD_C: 1 for C in boxes, 2 for one row of all, 3 for any, 4 for one number; of 2 to 4, and of D with no BOXES, the descriptors are pointers.
+
+    BESIDE: 2 where it may begin before the launch before has ended.
+    """
     problem = Problem(rows, columns, steps, m, n, c_row, c_column, d_row, d_column, alpha, beta)
     gl.assume(steps > 0)
     a = gl.allocate_shared_memory(a_desc.dtype, [STAGES * PIECES] + a_desc.block_type.shape, a_desc.layout)
@@ -296,6 +300,9 @@ def multiply(
     turns = barriers(2, 1)
     mbarrier.arrive(turns.index(0), count=1)  # the first turn
     fence_async_shared()
+    if BESIDE >= 2:
+        # A and B may be what the launch before leaves.
+        gdc_wait()
     # The warpgroups have no use for descriptors.
     one_c, one_d = c_desc if ADD_C > 1 else 0, 0 if BOXES else d_desc
     if ADD_C == 1:
@@ -330,7 +337,7 @@ def in_boxes(x):
     return x.stride(1) == 1 and x.stride(0) > 0 and not x.stride(0) * x.element_size() % 16 and not x.data_ptr() % 16
 
 
-def plan(a, b, c, d, alpha, beta, sms=None):
+def plan(a, b, c, d, alpha, beta, sms=None, beside=0):
     """Grid and arguments, () where D has no element; ValueError for what the kernel does not take."""
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0] or a.shape[1] == 0:
         raise ValueError(f"a, b: expected (m, k) and (k, n) with a k of 1 or more, got {[*a.shape]}, {[*b.shape]}")
@@ -384,6 +391,7 @@ def plan(a, b, c, d, alpha, beta, sms=None):
         add_c,
         out_boxes,
         alpha != 1 or beta not in (0, 1),
+        beside,
     )
 
 

@@ -21,6 +21,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_init, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 # Names in Triton 3.6.
 copy_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
@@ -255,9 +256,14 @@ def product_role(
 @gluon.jit(do_not_specialize=range(4, 16))
 def multiply(
     a_desc, b_desc, c_desc, d_desc, rows, columns, steps, part_rows, m, n, c_row, c_column, d_row, d_column, alpha, beta,
-    A_ROWS: gl.constexpr, B_ROWS: gl.constexpr, ADD_C: gl.constexpr, BOXES: gl.constexpr, SCALED: gl.constexpr,
+    A_ROWS: gl.constexpr, B_ROWS: gl.constexpr, ADD_C: gl.constexpr, BOXES: gl.constexpr, SCALED: gl.constexpr, BESIDE: gl.constexpr,
 ):  # fmt: skip
-    """Allocate, set up the barriers, and start the roles.  ADD_C: 1 for C in boxes, 2 for one row of all, 3 for any, 4 for one number; of 2 to 4, and of D with no BOXES, the descriptors are pointers."""
+    """Allocate, set up the barriers, and start the roles.  ADD_C: 1 for C in boxes, 2 for one row of all, 3 for any, 4 for one number; of 2 to 4, and of D with no BOXES, the descriptors are pointers.
+
+    BESIDE: 1 where the launch after this one may begin before it ends, plus 2 where it may begin before the launch before has ended.
+    """
+    if BESIDE % 2 == 1:
+        gdc_launch_dependents()
     problem = Problem(rows, columns, steps, part_rows, m, n, c_row, c_column, d_row, d_column, alpha, beta)
     gl.assume(steps > 0)
     a = gl.allocate_shared_memory(a_desc.dtype, [STAGES * PIECES] + a_desc.block_type.shape, a_desc.layout)
@@ -273,6 +279,9 @@ def multiply(
         tiles = gl.allocate_shared_memory(d_desc.dtype.element_ty, [2 * SLOTS, PIECE_M, PART_N], wide)
         slots = Slots(tiles, ring.full, ring.full, ring.full)
     fence_async_shared()
+    if BESIDE >= 2:
+        # A and B may be what the launch before leaves.
+        gdc_wait()
     # The warpgroups have no use for descriptors.
     one_c, one_d = c_desc if ADD_C > 1 else 0, 0 if BOXES else d_desc
     if ADD_C == 1:
@@ -307,7 +316,7 @@ def in_boxes(x):
     return x.stride(1) == 1 and x.stride(0) > 0 and not x.stride(0) * x.element_size() % 16 and not x.data_ptr() % 16
 
 
-def plan(a, b, c, d, alpha, beta, sms=None):
+def plan(a, b, c, d, alpha, beta, sms=None, beside=0):
     """Grid and arguments, () where D has no element; ValueError for what the kernel does not take."""
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0] or a.shape[1] == 0:
         raise ValueError(f"a, b: expected (m, k) and (k, n) with a k of 1 or more, got {[*a.shape]}, {[*b.shape]}")
@@ -375,6 +384,7 @@ def plan(a, b, c, d, alpha, beta, sms=None):
         add_c,
         out_boxes,
         alpha != 1 or beta not in (0, 1),
+        beside,
     )
 
 
@@ -386,12 +396,18 @@ MERGED = gl.constexpr(512)  # columns of D that a program of `merge` makes
 @gluon.jit(do_not_specialize=["n", "parts", "part_rows", "stride_s", "alpha", "beta"])
 def merge(
     sums, c, d, n, parts, part_rows, stride_s, stride_cm, stride_cn, stride_dm, stride_dn, alpha, beta, MOST: gl.constexpr,
-    ADD_C: gl.constexpr, SCALED: gl.constexpr,
+    ADD_C: gl.constexpr, SCALED: gl.constexpr, FOLLOWS: gl.constexpr,
 ):  # fmt: skip
-    """Some columns of a row of D: the sums of the `parts` added in their order, all asked for at once, then C."""
+    """Some columns of a row of D: the sums of the `parts` added in their order, all asked for at once, then C.
+
+    FOLLOWS: whether it may begin before the launch that leaves the sums has ended.
+    """
     row = gl.program_id(0).to(gl.int64)
     columns = gl.program_id(1) * MERGED + gl.arange(0, MERGED, layout=gl.BlockedLayout([4], [32], [4], [0]))
     inside, at = columns < n, columns.to(gl.int64)
+    added = gl.load(c + row * stride_cm + at * stride_cn, mask=inside, other=0.0).to(gl.float32) if ADD_C else 0.0
+    if FOLLOWS:
+        gdc_wait()
     total = gl.load(sums + row * stride_s + at, mask=inside, other=0.0)
     for part in gl.static_range(1, MOST):
         total += gl.load(
@@ -402,7 +418,6 @@ def merge(
     if SCALED:
         total = total * alpha
     if ADD_C:
-        added = gl.load(c + row * stride_cm + at * stride_cn, mask=inside, other=0.0).to(gl.float32)
         total += added * beta if SCALED else added
     gl.store(d + row * stride_dm + at * stride_dn, total.to(d.dtype.element_ty), mask=inside)
 
@@ -423,7 +438,7 @@ def part_steps(a, rows):
     return -(-(-(-a.shape[1] // TILE_K.value)) // parts)
 
 
-def merge_plan(sums, c, d, alpha, beta):
+def merge_plan(sums, c, d, alpha, beta, follows=False):
     """Grid and arguments of `merge`; ValueError for what it does not take.  sums: what `multiply` leaves."""
     rows, adds = part_rows(d.shape[0]), c is not None and beta != 0
     parts = sums.shape[0] // rows
@@ -446,6 +461,7 @@ def merge_plan(sums, c, d, alpha, beta):
         most,
         adds,
         alpha != 1 or beta not in (0, 1),
+        follows,
     )
 
 
@@ -461,7 +477,7 @@ def launch(a, b, c, d, alpha=1.0, beta=1.0, sums=None):
 
         sums = d.new_empty(sums_shape(*d.shape, 1), dtype=torch.float32)
     if d.numel():
-        grid, arguments = merge_plan(sums, c, d, alpha, beta)
-        planned, given = plan(a, b, None, sums, 1.0, 0.0)
+        grid, arguments = merge_plan(sums, c, d, alpha, beta, True)
+        planned, given = plan(a, b, None, sums, 1.0, 0.0, beside=1)
         multiply[planned](*given, **OPTIONS)
-        merge[grid](*arguments, num_warps=4)
+        merge[grid](*arguments, num_warps=4, launch_pdl=True)

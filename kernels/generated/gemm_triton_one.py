@@ -13,6 +13,7 @@ TILECAST = {
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 TILE_M = tl.constexpr(1)  # rows of a tile of D
 TILE_N = tl.constexpr(32)  # and its columns
@@ -28,12 +29,18 @@ DTYPES = ("torch.bfloat16", "torch.float16")
 ])  # fmt: skip
 def multiply(
     a_ptr, b_ptr, c_ptr, d_ptr, tiles, n, k, steps, rows_of_part, stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn, stride_dm,
-    stride_dn, ALONG: tl.constexpr, UNIT: tl.constexpr, alpha, beta, ADD_C: tl.constexpr, SCALED: tl.constexpr,
+    stride_dn, ALONG: tl.constexpr, UNIT: tl.constexpr, alpha, beta, ADD_C: tl.constexpr, SCALED: tl.constexpr, BESIDE: tl.constexpr,
 ):  # fmt: skip
     """TILE_N columns of a row of D, or their sums of one part of k in D's `rows_of_part` rows for each.
 
     B lies along k (ALONG 0), along n (1) or neither (-1) without gaps; that extent and the other's stride are in units of UNIT elements.
+    BESIDE: 1 where the launch after this one may begin before it ends, plus 2 where it may begin before the one before has.
     """
+    if BESIDE % 2 == 1:
+        gdc_launch_dependents()
+    if BESIDE >= 2:
+        # A and B may be what the launch before leaves.
+        gdc_wait()
     n, k = n * (UNIT if ALONG == 1 else 1), k * (UNIT if ALONG == 0 else 1)
     row, first = tl.program_id(0) // tiles, tl.program_id(0) % tiles * TILE_N
     inner, ks = tl.arange(0, TILE_N), tl.arange(0, TILE_K)
@@ -96,7 +103,7 @@ def lies(b):
     return along, unit
 
 
-def plan(a, b, c, d, alpha, beta, sms=None):
+def plan(a, b, c, d, alpha, beta, sms=None, beside=0):
     """Grid and arguments, () where D has no element; ValueError for what the kernel does not take."""
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0] or a.shape[1] == 0:
         raise ValueError(f"a, b: expected (m, k) and (k, n) with a k of 1 or more, got {[*a.shape]}, {[*b.shape]}")
@@ -131,7 +138,7 @@ def plan(a, b, c, d, alpha, beta, sms=None):
     extents = [n // unit if i == along else n for i, n in enumerate(b.shape)]
     strides[2:4] = [n if i == along else n // unit for i, n in enumerate(strides[2:4])]
     sizes = tiles // shape[0], extents[1], extents[0], *shares, *strides, along, unit, float(alpha), float(beta)
-    return (tiles, parts, 1), (a, b, c, d, *sizes, adds, alpha != 1 or beta not in (0, 1))
+    return (tiles, parts, 1), (a, b, c, d, *sizes, adds, alpha != 1 or beta not in (0, 1), beside)
 
 
 # -- parts of k --------------------------------------------------------------------------------------------------------
@@ -142,12 +149,18 @@ MERGED = tl.constexpr(128)  # columns of D that a program of `merge` makes
 @triton.jit(do_not_specialize=["n", "parts", "part_rows", "stride_s", "alpha", "beta"])
 def merge(
     sums, c, d, n, parts, part_rows, stride_s, stride_cm, stride_cn, stride_dm, stride_dn, alpha, beta, MOST: tl.constexpr,
-    ADD_C: tl.constexpr, SCALED: tl.constexpr,
+    ADD_C: tl.constexpr, SCALED: tl.constexpr, FOLLOWS: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of a row of D: the sums of the `parts` added in their order, all asked for at once, then C."""
+    """Some columns of a row of D: the sums of the `parts` added in their order, all asked for at once, then C.
+
+    FOLLOWS: whether it may begin before the launch that leaves the sums has ended.
+    """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * MERGED + tl.arange(0, MERGED)
     inside, at = columns < n, columns.to(tl.int64)
+    added = tl.load(c + row * stride_cm + at * stride_cn, mask=inside, other=0.0).to(tl.float32) if ADD_C else 0.0
+    if FOLLOWS:
+        gdc_wait()
     total = tl.load(sums + row * stride_s + at, mask=inside, other=0.0)
     for part in tl.static_range(1, MOST):
         total += tl.load(
@@ -158,7 +171,6 @@ def merge(
     if SCALED:
         total = total * alpha
     if ADD_C:
-        added = tl.load(c + row * stride_cm + at * stride_cn, mask=inside, other=0.0).to(tl.float32)
         total += added * beta if SCALED else added
     tl.store(d + row * stride_dm + at * stride_dn, total.to(d.dtype.element_ty), mask=inside)
 
@@ -179,7 +191,7 @@ def part_steps(a, rows):
     return -(-(-(-a.shape[1] // TILE_K.value)) // parts)
 
 
-def merge_plan(sums, c, d, alpha, beta):
+def merge_plan(sums, c, d, alpha, beta, follows=False):
     """Grid and arguments of `merge`; ValueError for what it does not take.  sums: what `multiply` leaves."""
     rows, adds = part_rows(d.shape[0]), c is not None and beta != 0
     parts = sums.shape[0] // rows
@@ -202,6 +214,7 @@ def merge_plan(sums, c, d, alpha, beta):
         most,
         adds,
         alpha != 1 or beta not in (0, 1),
+        follows,
     )
 
 

@@ -30,10 +30,13 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 def launched(monkeypatch):  # type: ignore[no-untyped-def]
     """Names of the kernels that ran, on a machine whose CPU is an H200."""
     ran: list[str] = []
+    rooms: list[torch.Tensor] = []
 
     def launcher(entry, made=operator.gemm_launcher):  # type: ignore[no-untyped-def]
-        def launch(a, b, c, d, alpha, beta, parts=None):  # type: ignore[no-untyped-def]
+        def launch(a, b, c, d, alpha, beta, parts=None, follows=False):  # type: ignore[no-untyped-def]
             assert (parts is not None) == (made is operator.parted_launcher)
+            # A launch may begin before the one before has ended only where that is ours: the copies.
+            assert follows == any(x.data_ptr() in [room.data_ptr() for room in rooms] for x in (a, b))
             ran.append(entry.module + (f" in {parts}" if parts else ""))
             if not entry.any_strides:
                 # What the copy engine reads: rows or columns that start at whole 16 bytes.
@@ -55,6 +58,7 @@ def launched(monkeypatch):  # type: ignore[no-untyped-def]
             if one is not None:
                 assert its.stride(1) == 1 and its.stride(0) % 8 == 0 == its.data_ptr() % 16
                 its.copy_(one)
+                rooms.append(its)
         COPIED.append(1 if other is None else 2)
 
     monkeypatch.setattr(operator, "_copier", lambda device: copy)

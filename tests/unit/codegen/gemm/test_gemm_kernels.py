@@ -231,6 +231,7 @@ BROKEN = [
     ("gemm_hopper_parts", "(part * problem.steps + step) * TILE_K", "step * TILE_K"),
     ("gemm_hopper_parts", "in gl.static_range(1, MOST)", "in gl.static_range(1, 2)"),
     ("gemm_hopper_parts", "gl.where(part < parts, n, 0)", "n"),
+    ("gemm_hopper_parts", "    if FOLLOWS:\n        gdc_wait()\n", ""),
     ("gemm_hopper_long", "        fence_async_shared()\n        mbarrier.arrive(slots", "        mbarrier.arrive(slots"),
     ("gemm_hopper_long", "sums = warpgroup_mma_wait(0, deps=[sums])\n        mbarrier.arrive", "mbarrier.arrive"),
     ("gemm_blackwell", "        mbarrier.wait(sums.full.index(place), turn // ACCUMULATORS & 1)\n", ""),
