@@ -40,7 +40,7 @@ def meeting_counters(device: Any) -> Any:
 @functools.cache
 def _overlaps(device: Any) -> bool:
     """Whether launches on a device can begin before the one before has ended: on Hopper and newer."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+    return device.type == "cuda" and bool(torch.cuda.get_device_capability(device)[0] >= 9)
 
 
 def _options(options: Any, follows: int) -> dict[str, Any]:
