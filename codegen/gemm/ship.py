@@ -24,7 +24,7 @@ _USES = {
     "one": "one row or column",
     "one, by columns": "one row times a matrix by columns",
     "few": "few rows or columns",
-    "small": "few tiles of a short k",
+    "small": "few tiles",
     "parts": "tiles that leave SMs idle",
 }
 _REGISTRY = ("capability", "k_min", "k_max", "gpu", "use", "preference")
@@ -61,8 +61,10 @@ def read_gemm_list(path: Path = LIST) -> tuple[ShippedGemm, ...]:
         variant = parse_gemm_variant(text, GemmVariant(family))
         work = Gemm(_SIZE, _SIZE, int(row["k"]), c_dtype=str(row["c_dtype"]))
         facts = {key: row[key] for key in _REGISTRY if key in row}
-        if row.get("by_waves") or "use" in row:
+        if "use" in row or family != "gemm_triton":
             facts["tile"] = [variant.tile_m, variant.tile_n]
+        if family != "gemm_triton":
+            facts["accumulators"] = variant.accumulators
         out.append(ShippedGemm(str(row["module"]), str(row["machine"]), variant, work, facts))
     return tuple(out)
 

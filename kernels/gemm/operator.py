@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import itertools
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch.utils.flop_counter import register_flop_formula
 from tilecast.kernels import registry
 from tilecast.kernels.again import Memory, key_of
 from tilecast.kernels.errors import AttentionError, UnsupportedError
+from tilecast.kernels.gemm.choice import Tiles, choose, tiles_of
 from tilecast.kernels.gemm.launching import copier, gemm_launcher, parted_launcher
 from tilecast.kernels.gemm.registry import (
     FEW,
@@ -24,12 +24,10 @@ from tilecast.kernels.gemm.registry import (
     ONE_COLUMN,
     PACES,
     PARTS,
-    SMALL,
     GemmEntry,
-    candidates,
-    least_waves,
     parts_of,
     sharing,
+    together,
 )
 from tilecast.kernels.selection import capability_of
 from tilecast.kernels.starting import on_device
@@ -38,20 +36,14 @@ _tensor, _empty_strided = torch.Tensor, torch.empty_strided
 _memory = Memory()
 _INPUTS = (torch.bfloat16, torch.float16)
 _OUTPUTS = (*_INPUTS, torch.float32)
-#: (device index, bytes of an element of C, k) -> (any strides, (launches of which any may run), their tiles, SMs, `_shared`)
-_known: dict[Any, tuple[bool, tuple[Any, ...], tuple[Any, ...], int, dict[str, Any]]] = {}
+#: (device index, bytes of an element of C, k) -> (any strides, (launches of which any may run), their `Tiles`, SMs, `_shared`)
+_known: dict[Any, tuple[bool, tuple[Any, ...], tuple[Tiles, ...], int, dict[str, Any]]] = {}
 #: Rows, or columns, up to which a product is one of few.
 _FEW = 32
-#: The kernel that copies A and B, and bytes of a line of L2.
-_COPY, _LINE = "gemm_copy", 128
-#: A copy takes 2 us and 1.1 us for a million elements.  Of a product at 650 TFLOP/s, 3.1 us for a thousand million multiplications, it saves
-#: a fifth where rows start at odd multiples of 16 bytes, a twelfth at odd multiples of 32 (an H200; docs/gemm.md): columns or rows of the
-#: other matrix for which that is a quarter more, by the step's largest power of two, and the elements that take 2 us.
-_COPY_OTHERS, _COPY_ELEMENTS = {16: 2200, 32: 5500}, 1_500_000
+#: The kernel that copies A and B, bytes of a line of L2, and of rows from which on those of a copy start at whole ones.
+_COPY, _LINE, _LONG_ROW = "gemm_copy", 128, 512
 #: Elements of D up to which a launch that makes it of sums pays, which L2 holds, and of a matrix up to which few rows load it element by element for less than a copy.
 _MOST_SUMS, _MOST_SINGLE = 4_000_000, 1_000_000
-#: Waves that small tiles make at most where they run.
-_SMALL_WAVES = 2
 _launchers: dict[Any, Any] = {}
 
 
@@ -181,25 +173,26 @@ def _compute(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> Any
         copied = given[0] is not a or given[1] is not b
         launch(*given, c if beta else None, out, alpha, beta, follows=copied)
         return None if copied else _again(launch, turned, alpha, beta)
-    launch, _, tile = shared.get(SMALL, (None, None, None))
-    small = launch is not None and -(-out.shape[0] // tile[0]) * -(-out.shape[1] // tile[1]) <= _SMALL_WAVES * sms
-    if not small:
-        launch = launches[least_waves(tiles, out.shape[0], out.shape[1], sms) if tiles else 0]
-    if PARTS in shared:
-        _, parted, tile = shared[PARTS]
-        parts = parts_of(PACES[PARTS], tile, out.shape[0], out.shape[1], a.shape[1], sms, tiles, small)
+    if any_strides:
+        launch, copied = launches[0], False
+        launch(a, b, c if beta else None, out, alpha, beta)
+    else:
+        _, parted, sums = shared.get(PARTS, (None, None, None))
         # A launch that makes D of sums brings a C and a D that lie anyhow to their places faster than warpgroups do, from what L2 holds; a row,
         # a column or a number for C is no work.
         anyhow = not _boxes(out) or bool(beta and 0 not in c.stride() and not _boxes(c))
-        if parts > 1 or (anyhow and out.numel() <= _MOST_SUMS):
-            given = _paced(a, b, key[0])
-            launch, copied = functools.partial(parted, parts=parts), given[0] is not a or given[1] is not b
-            launch(*given, c if beta else None, out, alpha, beta, follows=copied)
+        choice = choose(
+            tiles, Tiles(sums[0], sums[1], False) if sums else None, out.shape[0], out.shape[1], a.shape[1], (_starts(a), _starts(b)), key[1], sms,
+            sums is not None and anyhow and out.numel() <= _MOST_SUMS,
+        )  # fmt: skip
+        # By columns where they are the shorter step: a copy that turns a matrix over takes longer.
+        given = _copied((a, b), choice.copies, tuple(0 < x.stride(0) < x.stride(1) for x in (a, b)), key[0])
+        copied = True in choice.copies
+        launch = launches[choice.kernel] if choice.kernel >= 0 else functools.partial(parted, parts=choice.parts)
+        # Programs that find their SMs one by one share less of what they copy: in one wave that costs less than waiting.
+        launch(*given, c if beta else None, out, alpha, beta, follows=copied and choice.one_wave)
+        if choice.kernel < 0:
             return None if copied else _again(launch, False, alpha, beta)
-    # Copies that the copy engine reads cost less than products of what it does not (docs/gemm.md).
-    given = (a, b) if any_strides else _paced(a, b, key[0])
-    copied = given[0] is not a or given[1] is not b
-    launch(*given, c if beta else None, out, alpha, beta, follows=copied)
     if copied or not hasattr(launch, "started"):
         return None
     return functools.partial(_known_call, launch, (a, b, c if beta else None, out, alpha, beta))
@@ -233,17 +226,6 @@ def _known_call(launch: Any, arguments: tuple[Any, ...]) -> Any:
     return known
 
 
-def _paced(a: Any, b: Any, device: int) -> tuple[Any, Any]:
-    """A and B, or copies that the copy engine reads at its full pace: of what it does not read, and of what is multiplied long enough."""
-    # By columns where they are the shorter step: a copy that turns a matrix over takes longer.
-    return _copied(
-        (a, b),
-        (_slow(a, b.shape[1]), _slow(b, a.shape[0])),
-        tuple(0 < x.stride(0) < x.stride(1) for x in (a, b)),
-        device,
-    )
-
-
 def _in_vectors(a: Any, b: Any, device: int) -> tuple[Any, Any]:
     """A of few rows and B, or where B is large copies along k, of what is not loaded in vectors of 16 bytes."""
     single = tuple(not (_boxes(x) and (along_k or not x.shape[1] % 8)) for x, along_k in (
@@ -266,20 +248,30 @@ def _copied(given: tuple[Any, Any], copies: tuple[bool, ...], turned: tuple[bool
     return made[0], made[1]
 
 
-def _slow(x: Any, others: int) -> bool:
-    """Whether A or B, which ``others`` columns or rows multiply, is worth a copy: the copy engine does not read it, or its rows start within
-    sectors or pairs of sectors of L2, so that a product of such takes up to 1.8 times as long."""
-    if not (_boxes(x) or _boxes(x.t())):
-        return True
-    step = max(x.stride()) * x.element_size()
-    least = _COPY_OTHERS.get(step & -step)
-    return least is not None and others * x.numel() >= least * (x.numel() + _COPY_ELEMENTS)
+def _starts(x: Any) -> tuple[int, int]:
+    """The largest power of two bytes, up to a line of L2, at which all rows of A or B start, or columns where it lies by those, 0 where the copy
+    engine does not read it; and of a copy's."""
+    length, step = (x.shape[0], x.stride(1)) if 0 < x.stride(0) < x.stride(1) else (x.shape[1], x.stride(0))
+    size = x.element_size()
+    return (
+        _whole(step * size) if _boxes(x) or _boxes(x.t()) else 0,
+        _whole(_step_of_copy(length, size) * size),
+    )
+
+
+def _whole(step: int) -> int:
+    return min(_LINE, step & -step)
+
+
+def _step_of_copy(length: int, size: int) -> int:
+    """Elements from row to row of a copy: to whole lines of L2, or of short rows to whole 16 bytes."""
+    unit = (_LINE if length * size >= _LONG_ROW else 16) // size
+    return -(-length // unit) * unit
 
 
 def _room(x: Any) -> Any:
-    """Room for a matrix in rows that start at whole lines of L2, or where they are short at whole 16 bytes."""
-    unit = (_LINE if x.shape[1] * x.element_size() >= 4 * _LINE else 16) // x.element_size()
-    step = -(-x.shape[1] // unit) * unit
+    """Room for a copy of a matrix."""
+    step = _step_of_copy(x.shape[1], x.element_size())
     return _empty_strided((x.shape[0], step), (step, 1), dtype=x.dtype, device=x.device)[:, : x.shape[1]]
 
 
@@ -296,25 +288,20 @@ def _copier(device: int) -> Any:
 
 def _find(
     capability: tuple[int, int], device: int, c_bytes: int, k: int
-) -> tuple[bool, tuple[Any, ...], tuple[Any, ...], int, dict[str, Any]]:
+) -> tuple[bool, tuple[Any, ...], tuple[Tiles, ...], int, dict[str, Any]]:
     """The best kernels of a problem met for the first time, imported; AddmmUnsupportedError where there is none."""
     gpu, sms = _device(device)
-    found = candidates(capability, c_bytes, k, gpu=gpu)
-    if not found:
+    some = together(capability, c_bytes, k, gpu=gpu)
+    if not some:
         raise AddmmUnsupportedError(f"addmm: no shipped kernel runs on compute capability {capability[0]}.{capability[1]}; use torch.addmm")  # fmt: skip
-    # Those that go by their tiles stand together: the choice among them is by m and n.
-    _, same = next(itertools.groupby(found, lambda e: (e.preference, e.tile is not None)))
-    some = tuple(same) if found[0].tile is not None else found[:1]
-    launches = tuple(on_device(_launcher(e), device) for e in some)
-    shared = _shared(capability, device, c_bytes, k, some[0].any_strides)
-    return some[0].any_strides, launches, tuple(e.tile for e in some) if len(some) > 1 else (), sms, shared
+    launches, any_strides = tuple(on_device(_launcher(e), device) for e in some), some[0].any_strides
+    return any_strides, launches, tiles_of(some), sms, _shared(capability, device, c_bytes, k, any_strides)
 
 
 def _shared(capability: tuple[int, int], device: int, c_bytes: int, k: int, portable: bool) -> dict[str, Any]:
     """`USES` -> (launch of a whole k, launch of parts, tile) of the kernels kept for them; of parts only beside kernels of its kind."""
     found = {
-        use: sharing(capability, use, c_bytes, k)
-        for use in (ONE, ONE_COLUMN, FEW, *(() if portable else (SMALL, PARTS)))
+        use: sharing(capability, use, c_bytes, k) for use in (ONE, ONE_COLUMN, FEW, *(() if portable else (PARTS,)))
     }
     return {
         use: (on_device(_launcher(e), device), on_device(_launcher(e, parted_launcher), device), e.tile)

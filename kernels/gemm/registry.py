@@ -10,11 +10,12 @@ The index is a JSON list, one object per kernel module, written by the generator
      "k_min": 320, "k_max": 767,      optional, inclusive
      "gpu": "H100",                   optional: for devices whose name has it; "": any
      "tile": [192, 128],              optional: rows and columns of its tiles of D
-     "use": "few",                    optional: "one" and "one, by columns" for products of one row, "few" for few rows, "small" for few tiles of a short k, "parts" for those that leave SMs idle
+     "accumulators": 2,               optional: 2 where an epilogue runs beside the next tile's products
+     "use": "few",                    optional: "one" and "one, by columns" for products of one row, "few" for few rows, "small" for few tiles, "parts" for those that leave SMs idle
      "preference": 10}                higher wins
 
-Among kernels of one preference that tell their tiles the one whose waves of tiles multiply least runs (`least_waves`): which sums an
-element has, and in which order, is the same in all of them.
+Among kernels of one preference that tell their tiles the one that ends first runs (`choice`), the first of the index among about equals:
+which sums an element has, and in which order, is the same in all of them.
 
 The environment variable TILECAST_GEMM_FAMILY (read once) names a family to try before the others where it has a kernel, for
 instance gemm_hopper or gemm_blackwell, which are not preferred until they have been measured.
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from tilecast.kernels.registry import INDEX, RegistryError, Shipped, capabilitie
 GEMM_INDEX = INDEX.with_name("gemm.json")
 FAMILY_VARIABLE = "TILECAST_GEMM_FAMILY"
 _FIELDS = ("module", "family", "c_bytes", "any_strides", "capability", "preference")
-_OPTIONAL = ("k_min", "k_max", "gpu", "tile", "use")
+_OPTIONAL = ("k_min", "k_max", "gpu", "tile", "accumulators", "use")
 _NO_LIMIT = 1 << 62
 #: Kernels of products with one row, B by rows or by columns, with few rows, of small tiles, and those that share a tile's k.
 USES = ONE, ONE_COLUMN, FEW, SMALL, PARTS = "one", "one, by columns", "few", "small", "parts"
@@ -55,20 +56,14 @@ class GemmEntry(Shipped):
     gpu: str = ""
     #: Rows and columns of a tile; None where the choice does not go by them.
     tile: tuple[int, int] | None = None
+    accumulators: int = 1
     #: What it is kept for: one of `USES`, or "" for any product.
     use: str = ""
 
 
-def least_waves(tiles: Sequence[tuple[int, int]], m: int, n: int, sms: int) -> int:
-    """Number of the (rows, columns) of ``tiles`` whose launch multiplies least for an (m, n) product on ``sms`` SMs, the first among equals:
-    as many waves as it takes to give every SM a tile, each as long as a tile is large."""
-    taken = [-(-(-(-m // rows) * -(-n // columns)) // sms) * rows * columns for rows, columns in tiles]
-    return taken.index(min(taken))
-
-
 @dataclass(frozen=True)
 class Pace:
-    """What a kernel takes that shares k, in microseconds, for `parts_of`."""
+    """What a kernel of few rows takes that shares k, in microseconds, for `parts_of`."""
 
     #: Programs that an SM has, the k of a step, and its length.
     programs: int
@@ -79,26 +74,17 @@ class Pace:
 
 
 #: A launch more, each part's sum of an element, bytes a microsecond at which sums go to L2 and come back, and at which the memory gives A
-#: and B; and paces: fitted to times by parts on an H200 (docs/gemm.md).  A k-step of 128 x 128 x 64 is 512 cycles of products, 0.26 us at
-#: 1.98 GHz, and an epilogue some 2200.
+#: and B; and paces: fitted to times by parts on an H200 (docs/gemm.md).
 _MERGE_US, _PART_US, _MERGE_BYTES, _MEMORY_BYTES = 0.7, 0.1, 1.2e7, 4.2e6
-#: Programs of one row wait for all that they have asked for at every step; those of h200_gemm_one.csv were in view.  Of small tiles
-#: it is as the forecasts have it.
-PACES = {
-    ONE: Pace(6, 128, 1.0, 0.3), ONE_COLUMN: Pace(8, 512, 0.5, 1.0), FEW: Pace(3, 64, 0.19, 0.6), SMALL: Pace(1, 64, 0.22, 0.6),
-    PARTS: Pace(1, 64, 0.26, 1.3),
-}  # fmt: skip
+#: Programs of one row wait for all that they have asked for at every step; those of h200_gemm_one.csv were in view.
+PACES = {ONE: Pace(6, 128, 1.0, 0.3), ONE_COLUMN: Pace(8, 512, 0.5, 1.0), FEW: Pace(3, 64, 0.19, 0.6)}
 
 
 @functools.lru_cache(maxsize=1 << 12)
-def parts_of(
-    pace: Pace, tile: tuple[int, int], m: int, n: int, k: int, sms: int, whole: tuple[tuple[int, int], ...] = (),
-    small: bool = False,
-) -> int:  # fmt: skip
+def parts_of(pace: Pace, tile: tuple[int, int], m: int, n: int, k: int, sms: int) -> int:
     """Parts of k for which an (m, n) product of ``tile`` ends first on ``sms`` SMs; 1 where none is faster than a k in one.
 
-    ``whole``: tiles of the kernels that run where k is not parted, if not those of ``tile``; ``small``: one of
-    small tiles runs there instead.  A program takes its share of k-steps of as many tiles as come to it, none faster than the memory gives A and B; sums of parts are
+    A program takes its share of k-steps of as many tiles as come to it, none faster than the memory gives A and B; sums of parts are
     written, read and added by one more launch.
     """
     rows, columns = -(-m // tile[0]), -(-n // tile[1])
@@ -108,13 +94,6 @@ def parts_of(
     moved = 4.0 * n * (rows * tile[0] + m) / _MERGE_BYTES
 
     def taken(parts: int) -> float:
-        if parts == 1 and small:
-            return max(read, steps * PACES[SMALL].step_us + PACES[SMALL].tile_us)
-        if parts == 1 and whole:
-            (r, c), size = whole[least_waves(whole, m, n, sms)], tile[0] * tile[1]
-            return max(
-                read, -(-(-(-m // r) * -(-n // c)) // sms) * (steps * pace.step_us * r * c / size + pace.tile_us)
-            )
         waves = -(-rows * columns * parts // slots)
         own = max(read, waves * (-(-steps // parts) * pace.step_us + pace.tile_us))
         return own + (_MERGE_US + parts * (_PART_US + moved) if parts > 1 else 0.0)
@@ -143,9 +122,22 @@ def candidates(
         for e in known
         if not e.use and e.runs_on(capability) and c_bytes <= e.c_bytes and e.k_min <= k <= e.k_max and e.gpu in gpu
     ]
-    fitting.sort(key=lambda e: (-e.preference, e.c_bytes, e.module))
+    fitting.sort(key=lambda e: (-e.preference, e.c_bytes))
     last = next((i for i, e in enumerate(fitting) if e.any_strides), len(fitting) - 1)
     return tuple(fitting[: last + 1])
+
+
+def together(
+    capability: tuple[int, int], c_bytes: int, k: int, entries: tuple[GemmEntry, ...] | None = None, gpu: str = ""
+) -> tuple[GemmEntry, ...]:
+    """Kernels of which any may run a product of whole tiles, by how long each takes: the one kept for few tiles, then the best that tell their
+    tiles; where the best one tells none, that alone."""
+    found = candidates(capability, c_bytes, k, entries, gpu)
+    if not found or found[0].tile is None:
+        return found[:1]
+    same = [e for e in found if (e.preference, e.c_bytes) == (found[0].preference, found[0].c_bytes)]
+    few = sharing(capability, SMALL, c_bytes, k, entries)
+    return tuple(e for e in (few, *same) if e is not None)
 
 
 @functools.cache
@@ -179,6 +171,7 @@ def _entry(row: Mapping[str, Any], where: str) -> GemmEntry:
         k_max=whole_number(row, "k_max", where) if "k_max" in row else _NO_LIMIT,
         gpu=str(row.get("gpu", "")),
         tile=_tile(row["tile"], where) if "tile" in row else None,
+        accumulators=whole_number(row, "accumulators", where) if "accumulators" in row else 1,
         use=_use(row.get("use", ""), where),
     )
 

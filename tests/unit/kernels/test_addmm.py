@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 
 from tilecast.kernels.again import Memory  # noqa: E402
 from tilecast.kernels.gemm import operator  # noqa: E402
+from tilecast.kernels.gemm.choice import choose, tiles_of  # noqa: E402
 
 #: Kernels whose launch was kept for later calls.
 STARTED: list[str] = []
@@ -35,8 +36,17 @@ def launched(monkeypatch):  # type: ignore[no-untyped-def]
     def launcher(entry, made=operator.gemm_launcher):  # type: ignore[no-untyped-def]
         def launch(a, b, c, d, alpha, beta, parts=None, follows=False):  # type: ignore[no-untyped-def]
             assert (parts is not None) == (made is operator.parted_launcher)
-            # A launch may begin before the one before has ended only where that is ours: the copies.
-            assert follows == any(x.data_ptr() in [room.data_ptr() for room in rooms] for x in (a, b))
+            # A launch begins before the one before has ended only where that is ours, and where every SM finds one tile at most.
+            copied = any(x.data_ptr() in [room.data_ptr() for room in rooms] for x in (a, b))
+            waves = (
+                1
+                if entry.use in registry.PACES or entry.tile is None
+                else -(-d.shape[0] // entry.tile[0])
+                * -(-d.shape[1] // entry.tile[1])
+                * (parts or 1)
+                / operator._device(0)[1]
+            )
+            assert follows == (copied and waves <= 1)
             ran.append(entry.module + (f" in {parts}" if parts else ""))
             if not entry.any_strides:
                 # What the copy engine reads: rows or columns that start at whole 16 bytes.
@@ -113,9 +123,9 @@ def test_a_call_met_before_starts_at_once(launched) -> None:  # type: ignore[no-
     ],
 )  # fmt: skip
 def test_k_and_the_width_of_c_choose(launched, monkeypatch, k, wide, module) -> None:  # type: ignore[no-untyped-def]
-    # So many tiles that a k in parts ends no earlier, and small ones make three waves.
+    # So many tiles that a k in parts ends no earlier, and small ones make five waves; of 128 rows and columns as many as multiply least.
     monkeypatch.setattr(operator, "_device", lambda device: ("NVIDIA H200", 1))
-    c, a, b = tensors(48, 136, k, wide=wide)
+    c, a, b = tensors(48, 320, k, wide=wide)
     out = tilecast.addmm(c, a, b, beta=0.5, alpha=2.0)
     assert launched == [module]
     assert out.dtype == wide and near(out, c, a, b, 0.5, 2.0)
@@ -124,26 +134,20 @@ def test_k_and_the_width_of_c_choose(launched, monkeypatch, k, wide, module) -> 
 @pytest.mark.parametrize(
     ("m", "n", "k", "module"),
     [
-        # 32 waves of 128 x 128 against 21 of 192 x 128; 8 against 6; below its k the taller tile is not asked for.
-        (8192, 8192, 2048, "gemm_hopper_tall"), (4096, 4096, 2048, "gemm_hopper_long"), (16, 8, 2048, "gemm_hopper_long"),
-        (8192, 8192, 1024, "gemm_hopper_long"),
+        # 32 waves of 128 x 128 against 21 of 192 x 128; 8 against 6; where both take about as long it is the first.
+        (8192, 8192, 2048, "gemm_hopper_tall"), (4096, 4096, 2048, "gemm_hopper_long"), (8192, 8192, 1024, "gemm_hopper_long"),
+        (8192, 8192, 512, "gemm_hopper_turns"), (8192, 8192, 256, "gemm_hopper_short"),
     ],
 )  # fmt: skip
 def test_waves_of_tiles_choose_where_k_leaves_several(m, n, k, module) -> None:  # type: ignore[no-untyped-def]
-    found = registry.candidates((9, 0), 2, k, gpu="NVIDIA H200")
-    same = [e for e in found if e.tile is not None]
-    assert same[registry.least_waves([e.tile for e in same], m, n, 132)].module == module
+    assert chosen(m, n, k) == (module, 1, (False, False))
 
 
-def test_the_choice_by_waves_is_made_for_every_call(launched, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(operator, "_device", lambda device: ("NVIDIA H200", 1))
-    # Parts of k would end earlier here, and are another choice.
-    monkeypatch.setattr(operator, "parts_of", lambda *_: 1)
-    for m, module in ((192, "gemm_hopper_tall"), (128, "gemm_hopper_long"), (192, "gemm_hopper_tall")):
-        launched.clear()
-        c, a, b = tensors(m, 128, 1536)
-        assert near(tilecast.addmm(c, a, b), c, a, b)
-        assert launched == [module]
+def chosen(m, n, k, starts=(128, 128), c_bytes=2, copied=(128, 128)):  # type: ignore[no-untyped-def]
+    """(kernel, parts of k, whether A and B are copied) of a product on an H200 whose A and B start so, or cannot be read where that is 0."""
+    entries, sums = registry.together((9, 0), c_bytes, k, gpu="NVIDIA H200"), registry.sharing((9, 0), registry.PARTS)
+    found = choose(tiles_of(entries), *tiles_of([sums]), m, n, k, tuple(zip(starts, copied, strict=True)), c_bytes, 132)
+    return (entries[found.kernel] if found.kernel >= 0 else sums).module, found.parts, found.copies
 
 
 @pytest.mark.parametrize("asked", ["gemm_hopper", "gemm_triton"])
@@ -200,7 +204,7 @@ def test_few_rows_and_few_tiles_have_kernels_of_their_own(launched, m, n, k, mod
     assert tilecast.addmm(out, a, b, out=out) is out and near(out, c, a, b) and launched[0].startswith(module)
 
 
-@pytest.mark.parametrize("use", [use for use in registry.USES if use != registry.SMALL])
+@pytest.mark.parametrize("use", [*registry.PACES])
 def test_k_is_parted_where_tiles_leave_sms_idle_and_not_where_they_fill_them(use) -> None:  # type: ignore[no-untyped-def]
     pace, entry = registry.PACES[use], registry.sharing((9, 0), use)
     rows, columns = entry.tile
@@ -214,10 +218,6 @@ def test_k_is_parted_where_tiles_leave_sms_idle_and_not_where_they_fill_them(use
         # One part where a launch has a whole number of waves of tiles already, and no part without a k-step.
         assert all(parts(132 * pace.programs * waves, k) == 1 for waves in (1, 2, 7))
         assert parts(1, k) <= min(registry.MOST_PARTS, -(-k // pace.tile_k))
-    # Nor where a whole k has a kernel whose larger tiles make one wave: 130 of 192 x 128, 182 of 128 x 128.
-    if use == registry.PARTS:
-        assert registry.parts_of(pace, entry.tile, 880, 3328, 7864, 132) > 1
-        assert registry.parts_of(pace, entry.tile, 880, 3328, 7864, 132, ((128, 128), (192, 128))) == 1
     # A k too short for another launch stays whole.
     assert parts(1, int(1 / pace.step_us) * pace.tile_k) == 1
 
@@ -230,7 +230,8 @@ def test_one_launch_copies_what_the_copy_engine_cannot_read_and_keeps_the_order_
         ((torch.randn(24, 80).to(FP16)[:, ::2], torch.randn(40, 24).to(FP16)), ((40, 1), (24, 1)), [1]),
     ):  # fmt: skip
         COPIED.clear()
-        made = operator._paced(*given, 0)
+        unread = tuple(not operator._starts(x)[0] for x in given)
+        made = operator._copied(given, unread, tuple(0 < x.stride(0) < x.stride(1) for x in given), 0)
         assert all(torch.equal(x, y) for x, y in zip(made, given, strict=True))
         assert tuple(x.stride() for x in made) == lies and copies == COPIED
     # C and D lie as they do.
@@ -241,23 +242,49 @@ def test_one_launch_copies_what_the_copy_engine_cannot_read_and_keeps_the_order_
     assert COPIED == []
 
 
-def test_long_products_read_rows_of_whole_lines(launched, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    """Rows at odd multiples of 16 bytes, and of 32, are copied where the product is long, by rows or columns as they lie, and others never."""
-    monkeypatch.setattr(operator, "_COPY_ELEMENTS", 1000)
+def test_how_a_product_runs_goes_by_tiles_waves_and_where_rows_start() -> None:
+    """By the times of the kernels: most of these are rows of h200_gemm_choice.csv, where what runs now is faster than what ran before."""
+    # Parts of k of few tiles, and of so many that a whole k has a wave of them, none; tiles of half the size where they are one wave.
+    assert chosen(512, 512, 8192) == ("gemm_hopper_parts", 8, (False, False))
+    assert chosen(1024, 1792, 8192)[:2] == ("gemm_hopper_long", 1)
+    assert chosen(384, 640, 1408)[0] == chosen(345, 1536, 2304)[0] == "gemm_hopper_small"
+    for k in (64, 1024, 8192):
+        assert all(chosen(128, 128 * 132 * waves, k)[1] == 1 for waves in (1, 2, 7))
+    # Rows at odd multiples of 16 and 32 bytes: tiles that copy fewer of them for what they multiply, the more columns the more B is.
+    assert chosen(3328, 1152, 4944, (32, 32))[0] == "gemm_hopper_wide"
+    assert chosen(3048, 5248, 560, (32, 32))[0] == "gemm_hopper_tall"
+    assert chosen(2880, 1168, 3355, (128, 32), 4)[0] == "gemm_hopper_c32_wide"
+    # A copy of one, of both, of none: it takes longer than what it saves of a short product, of a matrix that few multiply, of one that lies well.
+    assert chosen(12376, 1000, 7080, (16, 16))[2] == (False, True) and chosen(8192, 8192, 4104, (16, 16))[2] == (
+        True,
+        True,
+    )
+    assert chosen(512, 512, 520, (16, 16))[2] == (False, False) == chosen(512, 512, 520, (16, 16), copied=(16, 16))[2]
+    # What cannot be read has to be copied.
+    assert chosen(512, 512, 521, (0, 128))[2] == (True, False) and chosen(64, 64, 17, (0, 0), copied=(16, 16))[2] == (
+        True,
+        True,
+    )
+    # A launch that makes D of sums may be asked for, whatever k and m and n are.
+    sums = tiles_of([registry.sharing((9, 0), registry.PARTS)])
+    for m, n, k in ((100, 100, 16), (4096, 1000, 64), (100, 100, 8192)):
+        found = choose((), *sums, m, n, k, ((128, 128), (128, 128)), 2, 132, True)
+        assert found.kernel == -1 and (found.parts > 1) == (k == 8192) and found.one_wave == (m == 100)
 
-    def read(x, others: int):  # type: ignore[no-untyped-def]
-        made, _ = operator._paced(x, torch.empty(1, dtype=BF16).expand(x.shape[1], others).contiguous(), 0)
-        assert torch.equal(made, x)
-        return made
 
-    by_16, by_32, by_64 = (torch.randn(100, n).to(BF16) for n in (264, 272, 288))
-    for x, least, lies in ((by_16, 2304, (320, 1)), (by_16.t(), 2304, (1, 320)), (by_32, 6144, (320, 1))):
-        assert read(x, least).stride() == lies
-        assert read(x, least - 512) is x
-    assert read(by_64, 1 << 16) is by_64
-    # What has to be copied anyway gets such rows, short ones do not.
-    assert read(torch.randn(100, 261).to(BF16), 8).stride() == (320, 1)
-    assert read(torch.randn(100, 21).to(BF16), 8).stride() == (24, 1)
+def test_rows_of_copies_start_at_whole_lines(launched) -> None:  # type: ignore[no-untyped-def]
+    """As long rows do, by rows or columns as they lie, and short ones do not."""
+    by_16, by_32 = (torch.randn(100, n).to(BF16) for n in (264, 272))
+    for x, starts in (
+        (by_16, (16, 128)), (by_16.t(), (16, 128)), (by_32, (32, 128)), (torch.randn(100, 288).to(BF16), (64, 128)), (torch.randn(100, 320).to(BF16), (128, 128)),
+        (torch.randn(100, 261).to(BF16), (0, 128)), (torch.randn(100, 21).to(BF16), (0, 16)), (torch.randn(100, 528).to(BF16)[:, ::2], (0, 128)),
+        (torch.randn(100, 272).to(BF16)[:, 1:], (0, 128)), (torch.randn(1, 264).to(BF16).expand(100, -1), (0, 128)),
+    ):  # fmt: skip
+        assert operator._starts(x) == starts
+        turned = 0 < x.stride(0) < x.stride(1)
+        made, other = operator._copied((x, by_32), (True, False), (turned, False), 0)
+        assert torch.equal(made, x) and other is by_32 and operator._starts(made)[0] == starts[1]
+        assert (made.stride(0) < made.stride(1)) == turned
 
 
 @pytest.mark.parametrize(
@@ -286,9 +313,9 @@ def test_few_rows_and_parts_start_at_once_when_they_are_met_again(launched, monk
 @pytest.mark.parametrize(
     ("m", "n", "k", "wide", "module"),
     [
-        # 96 tiles of 128 x 64, 160, and 320; a k so long that parts of it end earlier.
+        # 96 tiles of 128 x 64, 160, and 320; two waves of a long k, for which there is one of larger tiles; a k so long that parts of it end earlier.
         (2048, 384, 256, BF16, "gemm_hopper_small"), (2048, 640, 40, FP32, "gemm_hopper_c32_small"), (2048, 1280, 256, BF16, "gemm_hopper_short"),
-        (2048, 640, 704, BF16, "gemm_hopper_long"),
+        (2048, 640, 704, BF16, "gemm_hopper_long"), (2048, 384, 704, BF16, "gemm_hopper_small"),
         (256, 384, 4096, BF16, "gemm_hopper_parts"),
     ],
 )  # fmt: skip
@@ -338,8 +365,14 @@ def test_gpus_other_than_hopper_take_the_portable_kernel_until_others_are_measur
         found = registry.candidates(capability, 2, 512)
         assert found[0].module == "gemm_triton"
     preferred = registry.preferring(registry.shipped_gemm(), "gemm_blackwell")
+    assert [e.module for e in registry.together((10, 0), 2, 512, preferred)] == ["gemm_blackwell"]
+    assert [e.module for e in registry.together((9, 0), 2, 2048, gpu="NVIDIA H100 80GB HBM3")] == [
+        "gemm_hopper_small",
+        "gemm_hopper_rows4",
+    ]
+    assert [e.module for e in registry.together((8, 0), 2, 512)] == ["gemm_triton"]
     assert [e.module for e in registry.candidates((10, 0), 2, 512, preferred)] == ["gemm_blackwell", "gemm_blackwell_c32", "gemm_triton"]  # fmt: skip
-    assert [e.module for e in registry.candidates((9, 0), 2, 512)] == ["gemm_hopper_turns", "gemm_hopper_c32_long", "gemm_triton"]  # fmt: skip
+    assert [e.module for e in registry.candidates((9, 0), 2, 512)] == ["gemm_hopper_turns", "gemm_hopper_tall", "gemm_hopper_wide", "gemm_hopper_c32_long", "gemm_hopper_c32_tall", "gemm_hopper_c32", "gemm_hopper_c32_wide", "gemm_triton"]  # fmt: skip
     preferred = registry.preferring(registry.shipped_gemm(), "gemm_triton")
     assert [e.module for e in registry.candidates((9, 0), 2, 512, preferred)] == ["gemm_triton"]
     with pytest.raises(RegistryError, match="TILECAST_GEMM_FAMILY: expected gemm_blackwell, gemm_hopper"):
