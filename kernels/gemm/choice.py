@@ -1,6 +1,7 @@
 """How a product of whole tiles runs on Hopper: which kernel, in how many parts of k, from copies of which of A and B.
 
-It goes by times that were measured on an H200 (h200_gemm_choice.csv, h200_gemm_by_parts.csv; docs/gemm.md), never by the simulator.
+It goes by times that were measured, on an H100 for 126 problems (h100_gemm_choice.csv) and on an H200 by parts of k (h200_gemm_by_parts.csv), whose
+SMs and L2 are the same; never by the simulator (docs/gemm.md).
 """
 
 from __future__ import annotations

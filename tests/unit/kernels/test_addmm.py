@@ -243,7 +243,7 @@ def test_one_launch_copies_what_the_copy_engine_cannot_read_and_keeps_the_order_
 
 
 def test_how_a_product_runs_goes_by_tiles_waves_and_where_rows_start() -> None:
-    """By the times of the kernels: most of these are rows of h200_gemm_choice.csv, where what runs now is faster than what ran before."""
+    """By the times of the kernels: most of these are rows of h100_gemm_choice.csv, where what runs now is faster than what ran before."""
     # Parts of k of few tiles, and of so many that a whole k has a wave of them, none; tiles of half the size where they are one wave.
     assert chosen(512, 512, 8192) == ("gemm_hopper_parts", 8, (False, False))
     assert chosen(1024, 1792, 8192)[:2] == ("gemm_hopper_long", 1)

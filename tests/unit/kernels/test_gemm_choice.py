@@ -39,7 +39,7 @@ def test_times_and_choices_hold_against_what_was_measured() -> None:
     """126 problems, up to four forms of copies, every kernel that ships: how far the times are off, and what a choice by them costs more than the
     best of all that was measured."""
     errors, costs = [], []
-    for _, group in itertools.groupby(rows_of("h200_gemm_choice.csv"), lambda row: (row["seed"], row["number"])):
+    for _, group in itertools.groupby(rows_of("h100_gemm_choice.csv"), lambda row: (row["seed"], row["number"])):
         rows = list(group)
         m, n, k = (int(rows[0][name]) for name in "mnk")
         c_bytes = 4 if rows[0]["c_dtype"] == "fp32" else 2
