@@ -18,7 +18,7 @@ from tilecast.kernels.gemm.registry import MOST_PARTS, SMALL, GemmEntry
 TILE_K = 64
 #: Microseconds of a k-step's products of a tile of 128 x 128 while every SM has a tile; the share that SMs without one save, as the clock
 #: is held by power; and of the copies of its 256 rows of A and B, by the largest power of two bytes, up to a line of L2, at which those start.
-_PRODUCTS_US, _IDLE, _COPIES_US = 0.33, 0.31, {128: 0.27, 64: 0.35, 32: 0.36, 16: 0.46}
+_PRODUCTS_US, _IDLE, _COPIES_US = 0.33, 0.31, {128: 0.27, 64: 0.35, 32: 0.36, 16: 0.54}
 #: An epilogue of 128 x 128 that nothing hides: the last one where two warpgroups take turns, each tile's otherwise; and how much longer one of
 #: float32 takes.
 _TURN_US, _TILE_US, _WIDE = 1.5, 1.2, 2.6
@@ -28,8 +28,10 @@ _PIECES_US = 0.4
 _MEMORY_BYTES, _MERGE_US, _PART_US = 3.6e6, 0.9, 0.15
 #: A launch of copies, and an element.
 _COPY_US, _ELEMENT_US = 2.0, 1.1e-6
-#: Waves of tiles up to which small ones and parts of k are looked at.
-_FEW_WAVES = 2
+#: Waves of tiles up to which small ones and parts of k are looked at, and the k up to which of equals those are the first.
+_FEW_WAVES, _SHORT_K = 2, 703
+#: k up to which a product in one wave begins before its copies have ended: programs that find their SMs one by one share less of a long one.
+_EARLY_K = 1024
 #: Another kernel than the first is taken where it ends so much earlier: less, and repeats differ by more.
 _EARLIER = 0.993
 
@@ -62,8 +64,8 @@ class Choice(NamedTuple):
     #: Number of the kernel among those that were to choose from; -1: the one that parts k.
     kernel: int
     parts: int
-    #: Whether the launch has a tile for every SM at most.
-    one_wave: bool
+    #: Whether the launch begins before that of the copies has ended.
+    early: bool
 
 
 def product_us(
@@ -103,9 +105,10 @@ def choose(
         lie = starts[0][copies[0]], starts[1][copies[1]]
         elements = copies[0] * m * k + copies[1] * n * k
         before = _COPY_US + elements * _ELEMENT_US if elements else 0.0
+        ordered = sorted(enumerate(kernels), key=lambda kernel: kernel[1].few != (k <= _SHORT_K))
         found = [
             (product_us(tiles, m, n, k, lie, c_bytes, sms), i, 1, tiles)
-            for i, tiles in enumerate(kernels)
+            for i, tiles in ordered
             if not merged and not (tiles.few and tiles.of(m, n) > _FEW_WAVES * sms)
         ]
         if parted is not None:
@@ -115,6 +118,7 @@ def choose(
         for us, kernel, parts, tiles in found:
             us += before
             if us < least * (1.0 if best is None else _EARLIER):
-                best, least = Choice(copies, kernel, parts, tiles.of(m, n) * parts <= sms), us
+                early = elements > 0 and k <= _EARLY_K and tiles.of(m, n) * parts <= sms
+                best, least = Choice(copies, kernel, parts, early), us
     assert best is not None
     return best

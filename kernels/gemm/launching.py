@@ -43,6 +43,13 @@ def _overlaps(device: Any) -> bool:
     return device.type == "cuda" and bool(torch.cuda.get_device_capability(device)[0] >= 9)
 
 
+def _crowds(programs: int, device: Any) -> bool:
+    """Whether so many small programs that begin early crowd on the SMs that are free first, and others stay without: more than two for each, and
+    fewer than all SMs hold."""
+    sms = torch.cuda.get_device_properties(device).multi_processor_count
+    return bool(2 * sms < programs < 12 * sms)
+
+
 def _options(options: Any, follows: int) -> dict[str, Any]:
     return {**options, "launch_pdl": True} if follows else options
 
@@ -118,12 +125,13 @@ def parted_launcher(module: Any) -> Callable[..., None]:
         if starts is None:
             if len(plans) >= MOST_PLANS:
                 plans.clear()
-            overlaps = _overlaps(a.device)
-            grid, arguments = module.merge_plan(sums, c if adds else None, d, alpha, beta, overlaps)
-            merge = module.merge.warmup(*arguments, grid=grid, **_options({"num_warps": 4}, overlaps)) or module.merge
+            overlaps, programs = _overlaps(a.device), d.shape[0] * -(-d.shape[1] // module.MERGED.value)
+            early = overlaps and not _crowds(programs, a.device)
+            grid, arguments = module.merge_plan(sums, c if adds else None, d, alpha, beta, early)
+            merge = module.merge.warmup(*arguments, grid=grid, **_options({"num_warps": 4}, early)) or module.merge
             # Behind them: most parts, whether C is added, whether anything is scaled, whether sums are waited for.
             factors = len(arguments) - 6
-            beside = LEADS + FOLLOWS * follows if overlaps else 0
+            beside = LEADS * early + FOLLOWS * (follows and overlaps)
             starts = plans[key] = (
                 _plan(module, a, b, None, sums, 1.0, 0.0, (), beside),
                 starter(merge, grid, arguments, {0: 0, 1: 1, 2: 2, factors: 3, factors + 1: 4}, 5),

@@ -42,8 +42,9 @@ _known: dict[Any, tuple[bool, tuple[Any, ...], tuple[Tiles, ...], int, dict[str,
 _FEW = 32
 #: The kernel that copies A and B, bytes of a line of L2, and of rows from which on those of a copy start at whole ones.
 _COPY, _LINE, _LONG_ROW = "gemm_copy", 128, 512
-#: Elements of D up to which a launch that makes it of sums pays, which L2 holds, and of a matrix up to which few rows load it element by element for less than a copy.
-_MOST_SUMS, _MOST_SINGLE = 4_000_000, 1_000_000
+#: Elements of D up to which a launch that makes it of sums pays, which L2 holds; the same beside a whole C and from such a k on, where what the
+#: sums take is the limit; and of a matrix up to which few rows load it element by element for less than a copy.
+_MOST_SUMS, _MOST_SUMS_OF_C, _SUMS_K, _MOST_SINGLE = 4_000_000, 32_000_000, 256, 1_000_000
 _launchers: dict[Any, Any] = {}
 
 
@@ -170,27 +171,27 @@ def _compute(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> Any
         whole, parted, tile = shared[use]
         parts = parts_of(PACES[use], tile, out.shape[0], out.shape[1], a.shape[1], sms)
         launch = functools.partial(parted, parts=parts) if parts > 1 else whole
-        copied = given[0] is not a or given[1] is not b
-        launch(*given, c if beta else None, out, alpha, beta, follows=copied)
-        return None if copied else _again(launch, turned, alpha, beta)
+        launch(*given, c if beta else None, out, alpha, beta)
+        return _again(launch, turned, alpha, beta) if given[0] is a and given[1] is b else None
     if any_strides:
         launch, copied = launches[0], False
         launch(a, b, c if beta else None, out, alpha, beta)
     else:
         _, parted, sums = shared.get(PARTS, (None, None, None))
-        # A launch that makes D of sums brings a C and a D that lie anyhow to their places faster than warpgroups do, from what L2 holds; a row,
-        # a column or a number for C is no work.
-        anyhow = not _boxes(out) or bool(beta and 0 not in c.stride() and not _boxes(c))
+        # A launch that makes D of sums brings a C and a D that lie anyhow to their places faster than warpgroups do, from what L2 holds, and a whole
+        # C beside a long k from the memory too; a row, a column or a number for C is no work.
+        whole = bool(beta) and 0 not in c.stride()
+        anyhow = not _boxes(out) or (whole and not _boxes(c))
+        most = _MOST_SUMS_OF_C if whole and a.shape[1] >= _SUMS_K else _MOST_SUMS
         choice = choose(
             tiles, Tiles(sums[0], sums[1], False) if sums else None, out.shape[0], out.shape[1], a.shape[1], (_starts(a), _starts(b)), key[1], sms,
-            sums is not None and anyhow and out.numel() <= _MOST_SUMS,
+            sums is not None and anyhow and out.numel() <= most,
         )  # fmt: skip
         # By columns where they are the shorter step: a copy that turns a matrix over takes longer.
         given = _copied((a, b), choice.copies, tuple(0 < x.stride(0) < x.stride(1) for x in (a, b)), key[0])
         copied = True in choice.copies
         launch = launches[choice.kernel] if choice.kernel >= 0 else functools.partial(parted, parts=choice.parts)
-        # Programs that find their SMs one by one share less of what they copy: in one wave that costs less than waiting.
-        launch(*given, c if beta else None, out, alpha, beta, follows=copied and choice.one_wave)
+        launch(*given, c if beta else None, out, alpha, beta, follows=choice.early)
         if choice.kernel < 0:
             return None if copied else _again(launch, False, alpha, beta)
     if copied or not hasattr(launch, "started"):

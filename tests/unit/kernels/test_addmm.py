@@ -36,17 +36,15 @@ def launched(monkeypatch):  # type: ignore[no-untyped-def]
     def launcher(entry, made=operator.gemm_launcher):  # type: ignore[no-untyped-def]
         def launch(a, b, c, d, alpha, beta, parts=None, follows=False):  # type: ignore[no-untyped-def]
             assert (parts is not None) == (made is operator.parted_launcher)
-            # A launch begins before the one before has ended only where that is ours, and where every SM finds one tile at most.
+            # A launch begins before the one before has ended only where that is ours, k is short and every SM finds one tile at most.
             copied = any(x.data_ptr() in [room.data_ptr() for room in rooms] for x in (a, b))
-            waves = (
-                1
-                if entry.use in registry.PACES or entry.tile is None
-                else -(-d.shape[0] // entry.tile[0])
-                * -(-d.shape[1] // entry.tile[1])
-                * (parts or 1)
-                / operator._device(0)[1]
+            tiles = (
+                -(-d.shape[0] // entry.tile[0]) * -(-d.shape[1] // entry.tile[1]) * (parts or 1) if entry.tile else 0
             )
-            assert follows == (copied and waves <= 1)
+            early = (
+                entry.use not in registry.PACES and copied and tiles <= operator._device(0)[1] and a.shape[1] <= 1024
+            )
+            assert follows == early
             ran.append(entry.module + (f" in {parts}" if parts else ""))
             if not entry.any_strides:
                 # What the copy engine reads: rows or columns that start at whole 16 bytes.
@@ -269,7 +267,7 @@ def test_how_a_product_runs_goes_by_tiles_waves_and_where_rows_start() -> None:
     sums = tiles_of([registry.sharing((9, 0), registry.PARTS)])
     for m, n, k in ((100, 100, 16), (4096, 1000, 64), (100, 100, 8192)):
         found = choose((), *sums, m, n, k, ((128, 128), (128, 128)), 2, 132, True)
-        assert found.kernel == -1 and (found.parts > 1) == (k == 8192) and found.one_wave == (m == 100)
+        assert found.kernel == -1 and (found.parts > 1) == (k == 8192) and not found.early
 
 
 def test_rows_of_copies_start_at_whole_lines(launched) -> None:  # type: ignore[no-untyped-def]
@@ -358,6 +356,44 @@ def test_a_result_by_columns_is_the_transposed_product_by_the_kernels_of_others(
         assert place.stride() == (1, 48)
         got = tilecast.addmm(place if out is None else given, a, b, beta=beta, out=place)
         assert got is place and near(got, given, a, b, beta) and launched == [module]
+
+
+def test_a_launch_makes_d_of_sums_where_c_and_d_lie_anyhow_up_to_what_pays(launched, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Of a few elements any, beside a whole C and a long k more of them, never beyond what their sums may take."""
+    monkeypatch.setattr(operator, "_MOST_SUMS", 48 * 41)
+    monkeypatch.setattr(operator, "_MOST_SUMS_OF_C", 96 * 41)
+
+    def odd(m: int) -> torch.Tensor:
+        return torch.randn(m, 43).to(BF16)[:, 1:42]
+
+    for m, k, c, sums in (
+        (48, 24, odd(48), True), (96, 24, odd(96), False), (96, 256, odd(96), True), (144, 256, odd(144), False), (96, 256, odd(1)[0], False),
+        (48, 256, odd(1)[0], True), (96, 256, odd(96)[:, :1], False),
+    ):  # fmt: skip
+        launched.clear()
+        a, b, out = torch.randn(m, k).to(BF16), torch.randn(41, k).to(BF16).t(), odd(m)
+        assert near(tilecast.addmm(c, a, b, out=out), c.expand(m, 41), a, b)
+        assert (launched[0].split()[0] == "gemm_hopper_parts") == sums
+    launched.clear()
+    assert near(tilecast.addmm(out, a, b, beta=0.0, out=odd(96)), out, a, b, 0.0) and "parts" not in launched[0]
+
+
+def test_small_programs_begin_early_where_they_do_not_crowd(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    from types import SimpleNamespace
+
+    from tilecast.kernels.gemm import launching
+
+    monkeypatch.setattr(
+        launching.torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132)
+    )
+    device = torch.device("cuda", 0)
+    assert [launching._crowds(programs, device) for programs in (1, 264, 265, 1583, 1584)] == [
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_gpus_other_than_hopper_take_the_portable_kernel_until_others_are_measured_or_asked_for() -> None:
