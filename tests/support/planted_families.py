@@ -195,7 +195,7 @@ HARMLESS = (
     _p("K waited for twice", HB, X, "    mbarrier.wait(shared.kv_full, 0)\n", "    mbarrier.wait(shared.kv_full, 0)\n    mbarrier.wait(shared.kv_full, 0)\n"),
     _p("every block of keys masked", HK, X, "    partial = (block + 1) * TILE_N > seqlen_k\n", "    partial = (block + 1) * TILE_N > 0\n"),
     _p("one slot of dQ", HB, X, "DQ_SLOTS = gl.constexpr(2)", "DQ_SLOTS = gl.constexpr(1)"),
-    _p("two heads abreast", HB, X, "HEADS_ABREAST = gl.constexpr(32)", "HEADS_ABREAST = gl.constexpr(2)"),
+    _p("two heads abreast", HB, X, "HEADS_ABREAST, ANY_ORDER_ABREAST = 32, 8", "HEADS_ABREAST, ANY_ORDER_ABREAST = 2, 8"),
     # Written as bugs; the battery was quiet, and right: K is still held against V's length; each group's slot is released while the
     # other's is read; the compiler takes the K of an instruction from the operands.
     _p("V of another length accepted", B8, X, "    rows, keys = (batch, heads_q, seqlen_q), (batch, heads_kv, seqlen_k)\n", "    rows, keys = (batch, heads_q, seqlen_q), (batch, heads_kv, v.shape[2])\n"),
