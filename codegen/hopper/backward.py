@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass
+from inspect import getsource
 
 from tilecast.codegen.gluon import in_lines
 from tilecast.codegen.host import WINDOW_STATEMENTS, Host
@@ -34,7 +35,7 @@ _BOXES = (
     ("made_dk", "KEYS"),
     ("made_dv", "KEYS"),
 )
-_SIZES = ("seqlen_q", "seqlen_k", "heads_q", "group", "part", "key_blocks", "heads", "padded", "in_order")
+_SIZES = ("seqlen_q", "seqlen_k", "heads_q", "group", "part", "heads", "abreast", "padded", "in_order")
 _WINDOW = ("window_left", "window_right")
 
 
@@ -120,24 +121,14 @@ class HopperBackward(RowTerms, PartSums):
         return fa3_backward.abreast_rows(self.variant, self.mask)
 
     @property
-    def least_abreast(self) -> int:
-        """Heads that are abreast however long they are."""
-        return fa3_backward.LEAST_ABREAST
-
-    @property
     def any_order_abreast(self) -> int:
         """Heads that are abreast where programs add to dQ in any order."""
         return fa3_backward.ANY_ORDER_ABREAST
 
     @property
-    def grouped_abreast(self) -> int:
-        """Heads that are abreast at least where several query heads share keys and sequences are short."""
-        return fa3_backward.GROUPED_ABREAST
-
-    @property
-    def grouped_blocks(self) -> tuple[int, int]:
-        """Blocks of keys up to which there are as many, and half as many."""
-        return fa3_backward.GROUPED_BLOCKS
+    def heads_abreast(self) -> str:
+        """The function that says how many heads are abreast."""
+        return getsource(fa3_backward.heads_abreast)
 
     @property
     def dealt(self) -> int:
@@ -288,7 +279,10 @@ class HopperBackward(RowTerms, PartSums):
             "    boxes.append(TensorDescriptor.from_tensor(x, block, layout))",
             *(line.replace("terms,", row_tensors) for line in FOR_NARROWER_ROWS),
             "key_blocks, heads = triton.cdiv(seqlen_k, TILE_N.value), batch * sum_heads",
-            "sizes = (seqlen_q, seqlen_k, heads_q, group, part, key_blocks, heads, padded, int(deterministic))",
+            "steps = triton.cdiv(seqlen_q, TILE_M.value) * part",
+            "most = HEADS_ABREAST if deterministic else ANY_ORDER_ABREAST",
+            f"abreast = heads_abreast(most, {self.abreast_rows}, seqlen_q, steps, group, key_blocks, heads, {self.mask == 'causal'}, deterministic)",
+            "sizes = (seqlen_q, seqlen_k, heads_q, group, part, heads, abreast, padded, int(deterministic))",
             *(("sizes += (window_left, window_right)",) if self.mask == "window" else ()),
             "row_blocks = padded // ROWS.value * batch * heads_q",
             "dq_blocks = padded // TILE_M.value * batch * heads_q",

@@ -57,7 +57,7 @@ _PARTED_PLACES = (
 class HopperPrefillKernel(HopperKernel):
     """Everything `TEMPLATE` reads except the header, as ``k``."""
 
-    planned: int = 128
+    planned: int = 32
     part_keys: int = 1024
     #: Columns of a piece.
     piece: ClassVar[int] = PIECE

@@ -97,7 +97,9 @@ class BackwardBench(LaunchBench):
         yield replace(base, name="many blocks of queries", rows=5 * m + 3, keys=n // 2)
         yield replace(base, name="many blocks of keys", rows=m, keys=3 * n + 5, heads=(2, 2), dtype="bf16")
         heads = self.number("HEADS_ABREAST", 4) + 1
-        yield replace(base, name="more heads than go abreast", heads=(heads, heads), rows=3, keys=n + 1)
+        # Where programs wait for each other more heads go abreast that have few steps.
+        rows = 4 * m + 1 if self.number("ANY_ORDER_ABREAST", 0) else 3
+        yield replace(base, name="more heads than go abreast", heads=(heads, heads), rows=rows, keys=n + 1)
         yield replace(base, name="heads of a group", heads=(6, 2), rows=m - 1, keys=n + 1, gaps=True)
         # Queries enough of heads enough for a sum to have parts, the last of a head less; a rule says so that counts what programs do once.
         heads, rows = (15, 150) if self.number("DEALT", 0) else (31, 180)

@@ -187,7 +187,7 @@ def _operands(text: str) -> list[tuple[str, ...]]:
 
 
 #: What does nothing here: names of registers, and orders between launches, which run one after the other.
-_IDLE = (".reg", "griddepcontrol.")
+_IDLE = (".reg", "griddepcontrol.", "nanosleep.")
 
 
 def _statement(text: str) -> Statement:

@@ -60,10 +60,8 @@ KV_FULL = gl.constexpr(12)
 KV_EMPTY = gl.constexpr(13)
 BARRIERS = gl.constexpr(14)
 SUM_ROWS, SUM_COLUMNS = gl.constexpr(256), gl.constexpr(32)  # of a tile of dQ in its workspace
-HEADS_ABREAST = gl.constexpr(64)  # heads whose blocks of keys programs take by turns, at most
-ABREAST_ROWS = gl.constexpr(98304)  # queries of all of them together, whose tiles are to be found in L2
-ANY_ORDER_ABREAST = gl.constexpr(8)  # heads abreast where programs do not wait for each other
-GROUPED_ABREAST = gl.constexpr(32)  # heads abreast at least where several query heads share few keys
+# Heads whose blocks of keys programs take by turns, of which a problem may want more; and where programs do not wait for each other.
+HEADS_ABREAST, ANY_ORDER_ABREAST = 64, 8
 ROWS = gl.constexpr(64)  # rows of a program of row_terms
 PADDED = gl.constexpr(128)  # terms and sums of a head are there for a multiple of so many rows
 PIECES = gl.constexpr(16)  # bf16 pieces of the numbers of a row, the K of wgmma
@@ -99,28 +97,25 @@ def barriers(made, FIRST: gl.constexpr, SLOTS: gl.constexpr, ARRIVALS: gl.conste
 # One launch, and what of it lies in shared memory: tiles; barriers that tell that tiles of a step are there or may be
 # overwritten.
 Problem = namedtuple(
-    "Problem", "counters seqlen_q seqlen_k heads_q group part key_blocks heads padded in_order scale_log2 scale"
+    "Problem", "counters seqlen_q seqlen_k heads_q group part heads abreast padded in_order scale_log2 scale"
 )
 Shared = namedtuple("Shared", "q dout k ds dq pieces dealt barriers")
 
 
 # -- work --------------------------------------------------------------------------------------------------------------
 @gluon.jit
+def blocks_of_keys(problem):
+    """Blocks of keys of a head."""
+    return gl.cdiv(own_copy(problem.seqlen_k), TILE_N)
+
+
+@gluon.jit
 def work_item(problem, item):
     """(batch, head of dK and dV, block of keys) of an item: a key/value head has one for each part of its query heads.
 
-    Blocks of a head are dealt in their order, so an item only ever waits for items that were dealt before it.
-    Some heads take turns: the fewer programs of one head run together, the less they wait at its first block of dQ. Where sums
-    may have any order nobody waits, and few heads share L2.
+    Blocks of a head are dealt in their order, so an item only ever waits for items that were dealt before it.  Some heads take turns.
     """
-    key_blocks = own_copy(problem.key_blocks)
-    most = gl.maximum(gl.minimum(HEADS_ABREAST, ABREAST_ROWS // own_copy(problem.seqlen_q)), 16)
-    most = gl.where(own_copy(problem.in_order) != 0, most, ANY_ORDER_ABREAST)
-    # Items of several query heads are few and long: with few heads abreast the last ones dealt are the longest of their head.
-    enough = gl.where(key_blocks <= 16, GROUPED_ABREAST, gl.where(key_blocks <= 48, GROUPED_ABREAST // 2, 0))
-    most = gl.where(own_copy(problem.group) > 1, gl.maximum(most, enough), most)
-    # Nor may a few heads come last, with their longest blocks.
-    most = gl.where((own_copy(problem.group) > 1) & (problem.heads < 2 * most), gl.maximum(most, problem.heads), most)
+    key_blocks, most = blocks_of_keys(problem), own_copy(problem.abreast)
     first_head = item // (most * key_blocks) * most
     abreast = gl.minimum(most, problem.heads - first_head)
     place = item - first_head * key_blocks
@@ -204,7 +199,7 @@ def load_kv(k_desc, shared, i, batch, head, key):
 @gluon.jit
 def load_role(pieces_desc, q_desc, dout_desc, k_desc, v_desc, shared, problem):
     """Copies K and V of each item, then Q, dO and the terms of their rows, blocks of queries from the last to the first."""
-    items = own_copy(problem.key_blocks) * own_copy(problem.heads)
+    items = blocks_of_keys(problem) * own_copy(problem.heads)
     item = gl.program_id(0)
     i = 0
     n = 0
@@ -306,7 +301,7 @@ def add_role(w: gl.constexpr, sums_desc, dk_desc, dv_desc, shared, problem):
     if w == 0:
         wait_for_ds(shared, 0)
         mbarrier.arrive(shared.barriers.index(DQ_EMPTY + 0), count=1)
-    items = own_copy(problem.key_blocks) * own_copy(problem.heads)
+    items = blocks_of_keys(problem) * own_copy(problem.heads)
     item = gl.program_id(0)
     i = 0
     n = 0
@@ -483,7 +478,7 @@ def wait_for_slot(shared, n):
 @gluon.jit
 def product_role(g: gl.constexpr, dk_desc, dv_desc, shared, problem):
     """The products of KEYS keys of each item with all queries of all heads that share them."""
-    items = own_copy(problem.key_blocks) * own_copy(problem.heads)
+    items = blocks_of_keys(problem) * own_copy(problem.heads)
     item = gl.program_id(0)
     i = 0
     n = 0
@@ -596,10 +591,10 @@ def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, counters_ptr, str
 
 @gluon.jit(do_not_specialize=range(9, 18))
 def gradients(pieces_desc, q_desc, dout_desc, k_desc, v_desc, sums_desc, dk_desc, dv_desc, counters, seqlen_q, seqlen_k,
-              heads_q, group, part, key_blocks, heads, padded, in_order, scale_log2, scale):  # fmt: skip
+              heads_q, group, part, heads, abreast, padded, in_order, scale_log2, scale):  # fmt: skip
     """Allocate, set up the barriers, and start the roles: dK and dV of TILE_N keys, and what they add to dQ."""
-    problem = Problem(counters, seqlen_q, seqlen_k, heads_q, group, part, key_blocks, heads, padded, in_order,
-                  scale_log2, scale)  # fmt: skip
+    problem = Problem(counters, seqlen_q, seqlen_k, heads_q, group, part, heads, abreast, padded, in_order, scale_log2,
+                  scale)  # fmt: skip
     dtype: gl.constexpr = q_desc.dtype
     q = gl.allocate_shared_memory(dtype, [STAGES] + q_desc.block_type.shape, q_desc.layout)
     dout = gl.allocate_shared_memory(dtype, [STAGES] + dout_desc.block_type.shape, dout_desc.layout)
@@ -679,6 +674,36 @@ def round_dq(sums_ptr, dq_ptr, counters_ptr, stride_dqb, stride_dqh, stride_dqs,
     rows = tl.arange(0, TILE_M)[:, None]
     pointers = dq_ptr + rows * (stride_dqs * 8) + tl.arange(0, HEAD_DIM)[None, :]
     tl.store(pointers, dq, mask=within(row + rows < seqlen_q, HEAD_DIM, eighths))
+
+
+def heads_abreast(
+    most: int,
+    rows: int,
+    seqlen_q: int,
+    steps: int,
+    group: int,
+    key_blocks: int,
+    heads: int,
+    causal: bool,
+    in_order: bool,
+) -> int:
+    """Heads of dK and dV, of `heads`, whose blocks of keys programs take by turns (all numbers measured, docs/notes/backward-kernels.md).
+
+    The fewer programs of one head run together, the less they wait at its first block of dQ; the more heads, the less L2 has for each.
+    `most`: of a variant, or where sums may have any order, for which nobody waits; `rows`: queries of all heads abreast for which L2 has room, 0: any; `steps`: of a program for a block without a mask; `group`:
+    query heads that share keys; `in_order`: whether sums of dQ wait for each other.
+    """
+    if in_order and rows:
+        most = max(min(most, rows // seqlen_q), 16)
+    if in_order and steps <= 4:
+        # The next program of a head waits longer for its turn than its own item takes.
+        most = max(most, 264 // (steps + 2))
+    if causal and group > 1:
+        # Items of several query heads are few and long: with few heads abreast the last ones dealt are the longest of their head.
+        most = max(most, 32 if key_blocks <= 16 else 16 if key_blocks <= 48 else 0)
+        # Nor may a few heads come last, with their longest blocks.
+        most = max(most, heads) if heads < 2 * most else most
+    return most
 
 
 @lru_cache(maxsize=256)
@@ -782,7 +807,10 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, dk_parts, dv_parts, s
     for_rows = (out, dout, lse, dlse_or_any, terms, counters, *(n // 8 for x in (out, dout) for n in x.stride()[:3]))
     for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q, eighths_v)
     key_blocks, heads = triton.cdiv(seqlen_k, TILE_N.value), batch * sum_heads
-    sizes = (seqlen_q, seqlen_k, heads_q, group, part, key_blocks, heads, padded, int(deterministic))
+    steps = triton.cdiv(seqlen_q, TILE_M.value) * part
+    most = HEADS_ABREAST if deterministic else ANY_ORDER_ABREAST
+    abreast = heads_abreast(most, 98304, seqlen_q, steps, group, key_blocks, heads, True, deterministic)
+    sizes = (seqlen_q, seqlen_k, heads_q, group, part, heads, abreast, padded, int(deterministic))
     row_blocks = padded // ROWS.value * batch * heads_q
     dq_blocks = padded // TILE_M.value * batch * heads_q
     for_dq = (sums, dq, counters, *(n // 8 for n in dq.stride()[:3]), heads_q, seqlen_q, padded, eighths)

@@ -12,7 +12,7 @@ torch alone.
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_prefill", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "serve",
-    "variant": "family=prefill-hopper,warpgroups=2,tile_n=64,kv_stages=4,planned=128,part_keys=768",
+    "variant": "family=prefill-hopper,warpgroups=2,tile_n=64,kv_stages=4,planned=32,part_keys=768",
     "workload": {"batch": 4, "heads_q": 64, "heads_kv": 16, "seqlen_q": 512, "seqlen_k": 4096, "head_dim_qk": 128, "head_dim_v": 128, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -45,7 +45,9 @@ Q_STAGES = gl.constexpr(2)  # tiles of Q that are there
 COLUMNS = gl.constexpr(64)  # columns of a piece of a block: 128 bytes, the widest row that shared memory swizzles
 QK_PIECES, V_PIECES = gl.constexpr(2), gl.constexpr(2)
 Q_ROWS = gl.constexpr(16)  # rows of Q that are copied at a time
-PLANNED = gl.constexpr(128)  # sequences that a program looks at together to find its work
+PLANNED = gl.constexpr(32)  # sequences that a program looks at together to find its work
+APART = gl.constexpr(200)  # nanoseconds that a warpgroup begins a tile after the one before
+JOIN_PLANNED = gl.constexpr(128)  # the same of one that merges parts: a thread has one
 SMS = gl.constexpr(132)  # what the parts of a sequence alone are to fill
 PART_KEYS, MOST_PARTS = gl.constexpr(768), gl.constexpr(32)  # fewest keys of a part, parts of a sequence
 JOINED = gl.constexpr(128)  # columns that are merged at a time
@@ -131,6 +133,9 @@ Item = namedtuple("Item", "b head_kv rows query position head k_len")
 # Where the keys of a tile are parted: the first block of the first part, blocks of a part, which one this is, and where the tile's first
 # one is kept.
 Part = namedtuple("Part", "origin each number slot")
+# What is known of a sequence to a thread: its lengths, row tiles, the item after its last one, parts that are dealt out, the first block of
+# the first part, blocks of a part, and the place after the last one that its parts have.
+Found = namedtuple("Found", "b q_len k_len tiles ends parts origin each places")
 # What all rows of an item share: results, keys, what scores are multiplied by and capped at (None: they are not).
 Problem = namedtuple("Problem", "out seqlen_k left right scale_log2 raw_log2 cap_log2")
 # Positions among the keys of the first and the last of a warpgroup's rows, and of each.
@@ -279,7 +284,8 @@ def parts_of(batch, q_len, k_len):
     first = gl.maximum(k_len - q_len - batch.left, 0) // TILE_N
     blocks = gl.maximum((k_len + (TILE_N - 1)) // TILE_N - first, 1)
     tiles = gl.maximum((q_len * batch.group + (TILE_M - 1)) // TILE_M, 1) * batch.heads_kv
-    once, twice = SMS // tiles, 2 * SMS // tiles
+    twice = 2 * SMS // tiles
+    once = twice // 2
     most = gl.minimum(blocks * TILE_N // PART_KEYS, MOST_PARTS)
     parts = gl.minimum(gl.where((twice > 2 * once) & (twice <= most), twice, once), most)
     each = (blocks + gl.maximum(parts, 1) - 1) // gl.maximum(parts, 1)
@@ -313,30 +319,27 @@ def ends_of(batch, first, done, PLANNED: gl.constexpr, WARPS: gl.constexpr, PART
 
 
 @gluon.jit
-def longest_chain(batch, PLANNED: gl.constexpr):
-    """Blocks of a tile up to which one program does all of its parts: CHAIN times what a program has on average."""
-    blocks = 0.0
-    for first in range(0, batch.count, PLANNED):
-        b = first + gl.arange(0, PLANNED, layout=gl.BlockedLayout([max(1, PLANNED // 32)], [32], [1], [0]))
-        q_len, k_len = lengths(batch, b, b < batch.count)
-        tiles, _, _ = shares(batch, q_len, k_len, 0)
-        parts, _, each = parts_of(batch, q_len, k_len)
-        blocks += gl.sum(tiles.to(gl.float32) * (parts * each).to(gl.float32), 0)
-    return blocks * (CHAIN * batch.heads_kv) / gl.num_programs(0)
-
-
-@gluon.jit
-def ends_of_some(batch, first, done, place, most, PLANNED: gl.constexpr):
-    """The same as `ends_of` where the parts of longer tiles than ``most`` blocks are dealt out, while there are places for what they leave;
-    of each sequence how many are, or 1, and the place after its last one."""
+def found_from(batch, first, done, place, most, PARTS: gl.constexpr):
+    """What is to be known of each of PLANNED sequences from ``first`` on, and blocks of all their tiles.  PARTS 3: parts of longer tiles than ``most`` blocks
+    are dealt out, while there are places for what they leave, of which those before have had ``place``."""
     b = first + gl.arange(0, PLANNED, layout=gl.BlockedLayout([max(1, PLANNED // 32)], [32], [1], [0]))
     q_len, k_len = lengths(batch, b, b < batch.count)
     tiles, _, _ = shares(batch, q_len, k_len, 0)
-    parts, _, each = parts_of(batch, q_len, k_len)
-    parts = gl.where((parts * each).to(gl.float32) > most, parts, 1)
-    places = place + gl.associative_scan(gl.where(parts > 1, tiles * parts * batch.heads_kv, 0), 0, plus)
-    parts = gl.where(places <= PLACES + gl.num_programs(0) * CHAINED, parts, 1)
-    return done + gl.associative_scan(tiles * parts * batch.heads_kv, 0, plus), (parts, places)
+    origin, each, places, blocks = b, b, b, 0.0
+    parts = gl.full_like(b, 1)
+    if PARTS > 0:
+        every, origin, each = parts_of(batch, q_len, k_len)
+        if PARTS == 2:
+            parts = every
+        if PARTS == 3:
+            length = (every * each).to(gl.float32)
+            blocks = gl.sum(tiles.to(gl.float32) * length, 0)
+            parts = gl.where(length > most, every, 1)
+            each = gl.where(every > 1, each, FAR)  # tiles of one part are done as where no sequence has any
+            places = place + gl.associative_scan(gl.where(parts > 1, tiles * parts * batch.heads_kv, 0), 0, plus)
+            parts = gl.where(places <= PLACES + gl.num_programs(0) * CHAINED, parts, 1)
+    ends = done + gl.associative_scan(tiles * parts * batch.heads_kv, 0, plus)
+    return Found(b, q_len, k_len, tiles, ends, parts, origin, each, places), blocks
 
 
 @gluon.jit
@@ -350,28 +353,43 @@ def tile_of(batch, b, head_kv, q_len, k_len, row):
 
 
 @gluon.jit
-def item_of(batch, first, ends, dealt, done, number, PARTS: gl.constexpr):
+def asked(x, here):
+    """What the one thread has that is ``here``."""
+    return gl.sum(gl.where(here, x, 0), 0)
+
+
+@gluon.jit
+def item_of(batch, found, done, number, PARTS: gl.constexpr):
     """(item, part of its keys) of a number: heads of a token are neighbours in memory and in the order, and late rows, which see most,
-    come first.  dealt: with parts of some sequences dealt out, how many of each, and places after its last."""
-    b = first + gl.sum((ends <= number).to(gl.int32), 0)
-    index = number - gl.max(gl.where(ends <= number, ends, done), 0)
-    q_len, k_len = lengths(batch, b, b >= 0)
-    tiles, _, _ = shares(batch, q_len, k_len, PARTS)
+    come first.  What was found out of its sequence is asked of the thread that has it: to find it out again takes a hundred instructions
+    more, which no cache near the SM has when a program begins."""
+    before = found.ends <= number
+    here = gl.min(gl.where(before, FAR, found.b), 0) == found.b
+    b, q_len, k_len, tiles = (
+        asked(found.b, here),
+        asked(found.q_len, here),
+        asked(found.k_len, here),
+        asked(found.tiles, here),
+    )
+    index = number - gl.max(gl.where(before, found.ends, done), 0)
+    place = index
     head_kv, index = index % batch.heads_kv, index // batch.heads_kv
     part = Part(number, number, number, number)
     if PARTS > 0:
-        parts, origin, each = parts_of(batch, q_len, k_len)
-        which, place = gl.to_tensor(0), number
-        if PARTS == 3:
-            here = first + gl.arange(0, PLANNED, layout=ends.type.layout) == b
-            parts, place = gl.sum(gl.where(here, dealt[0], 0), 0), gl.sum(gl.where(here, dealt[1], 0), 0)
-            place += number - gl.sum(gl.where(here, ends, 0), 0)
+        which = gl.to_tensor(0)
         if PARTS >= 2:
+            parts = asked(found.parts, here)
             which, index = index % parts, index // parts
+        if PARTS == 2:
+            place = number
+        if PARTS == 3:
+            place += asked(
+                gl.where(found.parts > 1, found.places - found.tiles * found.parts * batch.heads_kv, 0), here
+            )
         place -= which * batch.heads_kv
         if PARTS == 3:
             which = gl.where(parts > 1, which, -1)
-        part = Part(origin, each, which, place)
+        part = Part(asked(found.origin, here), asked(found.each, here), which, place)
     return tile_of(batch, b, head_kv, q_len, k_len, (tiles - 1 - index) * TILE_M), part
 
 
@@ -757,17 +775,25 @@ def load_role(
         queries.q, own_copy(queries.stride_b), own_copy(queries.stride_s), own_copy(queries.stride_h), queries.eighths
     )
     n, turn, done, number = 0, 0, 0, own_copy(gl.program_id(0))
+    most, place, again = 0.0, gl.num_programs(0) * CHAINED, 0
     if PARTS == 3:
-        most, place = longest_chain(batch, PLANNED), gl.num_programs(0) * CHAINED
-    for first in range(0, batch.count, PLANNED):
+        # All are gone through twice by the same code, which no cache near the SM has when a program begins: first their blocks are counted.
+        again = (batch.count + (PLANNED - 1)) // PLANNED * PLANNED
+    for step in range(0, batch.count + again, PLANNED):
+        first = step
         if PARTS == 3:
-            ends, dealt = ends_of_some(batch, first, done, place, most, PLANNED)
-            place = gl.max(dealt[1], 0)
+            counting = step < again
+            first = gl.where(counting, step, step - again)
+            found, blocks = found_from(batch, first, done, place, gl.where(counting, float("inf"), most), PARTS)
+            # One program does all parts of a tile of up to CHAIN times what a program has on average.
+            most += gl.where(counting, blocks * (CHAIN * batch.heads_kv) / gl.num_programs(0), 0.0)
+            place = gl.max(found.places, 0)
+            total = gl.where(counting, 0, gl.max(found.ends, 0))
         else:
-            ends, dealt = ends_of(batch, first, done, PLANNED, 1, PARTS), ()
-        total = gl.max(ends, 0)
+            found, _ = found_from(batch, first, done, place, most, PARTS)
+            total = gl.max(found.ends, 0)
         while number < total:
-            item, part = item_of(batch, first, ends, dealt, done, number, PARTS)
+            item, part = item_of(batch, found, done, number, PARTS)
             n, turn = load_item(item, part, turn, n, k_desc, v_desc, q, k, v, items, queries, batch, PAGE, PARTS)
             # Who is done takes the next: tiles differ in how many keys they see.
             number = gl.num_programs(0) + gl.atomic_add(taken, 1, sem="relaxed")
@@ -867,6 +893,16 @@ def store_rows(rows, batch, pieces, factor, item, row, column):
 
 
 @gluon.jit
+def begin_apart(g: gl.constexpr):
+    """Warpgroups begin a tile one after the other: those that begin it together multiply together, and wait for each other's exponentials, to
+    its end."""
+    if g > 0:
+        gl.inline_asm_elementwise(
+            "nanosleep.u32 $1; mov.b32 $0, $1;", "=r,r", [APART * g], dtype=gl.int32, is_pure=False, pack=1
+        )
+
+
+@gluon.jit
 def attend_blocks(
     g: gl.constexpr, items, turn, n, q, k, v, q_number, row, problem, k_len, first, end, last, opens, closes
 ):
@@ -877,6 +913,7 @@ def attend_blocks(
     dtype: gl.constexpr = problem.out.dtype.element_ty
     tile = QueryTile(q, k, v, q_number, row, last, problem)
     wait(k, n)
+    begin_apart(g)
     s = warpgroup_mma_wait(0, deps=[issue_qk(tile_at(q, q_number), tile_at(k, n))])
     release(k, n)
     s = capped(s, problem)
@@ -1271,6 +1308,10 @@ def consumer_role(
             n = attend_item(g, item, turn, n, q, k, v, items, batch, rows, CAPPED)
         elif PARTS == 2:
             n = attend_dealt(g, turn, n, q, k, v, items, batch, rows, CAPPED, JOINS)
+        elif PARTS == 1:
+            n = attend_chained(g, turn, n, q, k, v, items, batch, rows, CAPPED, PARTS)
+        elif part.each == FAR:
+            n = attend_item(g, item, turn, n, q, k, v, items, batch, rows, CAPPED)
         else:
             n = attend_chained(g, turn, n, q, k, v, items, batch, rows, CAPPED, PARTS)
         turn += 1
@@ -1447,8 +1488,11 @@ def attention_join(out, lse, sinks, cu_q, cu_k, used_k, v_scales, partials, stri
     g, column = gl.program_id(1) % WARPGROUPS, gl.program_id(1) // WARPGROUPS * JOINED_APART
     # The sequence of the tile, its number among those of the sequence, and where the sequence's first one was kept.
     b, index, place, done, kept_so_far = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0), 0, 0
-    for first in range(0, count, PLANNED):
-        ends, places = ends_of(batch, first, done, PLANNED, 4, 1), ends_of(batch, first, kept_so_far, PLANNED, 4, 2)
+    for first in range(0, count, JOIN_PLANNED):
+        ends, places = (
+            ends_of(batch, first, done, JOIN_PLANNED, 4, 1),
+            ends_of(batch, first, kept_so_far, JOIN_PLANNED, 4, 2),
+        )
         before, total = ends <= number, gl.max(ends, 0)
         here = (number >= done) & (number < total)
         b = gl.where(here, first + gl.sum(before.to(gl.int32), 0), b)

@@ -275,6 +275,12 @@ def _costs(
     sms = int(machine["chip.sm_count"])
     merges = 0 if items is None else len(items.splits_of_tile)
     counts, once = dealt.counts, items is not None and items.count <= sms * dealt.programs
+    if (
+        isinstance(counts, TileCounts)
+        and dealt.longer
+        and (items is None or items.joins is None or not items.joins.any())
+    ):
+        counts = counts.of_one_part()
     around = (
         AroundTiles(machine, counts, dealt.tile_m, mhz=mhz)
         if isinstance(counts, TileCounts)

@@ -163,7 +163,7 @@ FAMILIES = (
     _p("pieces of LSE where those of D are", HB, A, "issue_less(3, pieces_1,", "issue_less(0, pieces_1,"),
     _p("query head of a group", HB, A, "            copy_tile(dout_desc, [batch, head, row, 0], full, shared.dout.index(slot))\n", "            copy_tile(dout_desc, [batch, head_kv, row, 0], full, shared.dout.index(slot))\n"),
     _p("rows past the end not cleared", HB, A, "tl.store(dq_ptr + rows * (stride_dqs * 8) + tl.arange(0, HEAD_DIM)[None, :], dq, mask=row + rows < seqlen_q)", "tl.store(dq_ptr + rows * (stride_dqs * 8) + tl.arange(0, HEAD_DIM)[None, :], dq, mask=row + rows <= seqlen_q)"),
-    _p("blocks of keys rounded down", HK, H, "triton.cdiv(seqlen_k, TILE_N.value), batch * sum_heads", "max(seqlen_k // TILE_N.value, 1), batch * sum_heads"),
+    _p("blocks of keys rounded down", HK, A, "return gl.cdiv(own_copy(problem.seqlen_k), TILE_N)", "return gl.maximum(own_copy(problem.seqlen_k) // TILE_N, 1)"),
     _p("scale of the scores for dQ", HB, H, "max(scale * LOG2E.value, 1e-37), scale, **options", "max(scale * LOG2E.value, 1e-37), scale * LOG2E.value, **options"),
     # -- what only the compiler refuses
     _p("too many registers", GH, C, "maxnreg\": 168", "maxnreg\": 32", 0, "spills maxnreg registers"),
@@ -195,7 +195,7 @@ HARMLESS = (
     _p("K waited for twice", HB, X, "    mbarrier.wait(shared.kv_full, 0)\n", "    mbarrier.wait(shared.kv_full, 0)\n    mbarrier.wait(shared.kv_full, 0)\n"),
     _p("every block of keys masked", HK, X, "    partial = (block + 1) * TILE_N > seqlen_k\n", "    partial = (block + 1) * TILE_N > 0\n"),
     _p("one slot of dQ", HB, X, "DQ_SLOTS = gl.constexpr(2)", "DQ_SLOTS = gl.constexpr(1)"),
-    _p("two heads abreast", HB, X, "HEADS_ABREAST = gl.constexpr(32)", "HEADS_ABREAST = gl.constexpr(2)"),
+    _p("two heads abreast", HB, X, "HEADS_ABREAST, ANY_ORDER_ABREAST = 32, 8", "HEADS_ABREAST, ANY_ORDER_ABREAST = 2, 8"),
     # Written as bugs; the battery was quiet, and right: K is still held against V's length; each group's slot is released while the
     # other's is read; the compiler takes the K of an instruction from the operands.
     _p("V of another length accepted", B8, X, "    rows, keys = (batch, heads_q, seqlen_q), (batch, heads_kv, seqlen_k)\n", "    rows, keys = (batch, heads_q, seqlen_q), (batch, heads_kv, v.shape[2])\n"),

@@ -27,11 +27,6 @@ STAGES = 2
 LEAST_ABREAST, _L2_BYTES = 16, 2**25
 #: Heads abreast where sums of dQ may have any order: no program waits then, and few share L2 (docs/notes/backward-kernels.md).
 ANY_ORDER_ABREAST = 8
-#: Heads abreast at least where several query heads share keys, causal, up to 2048 keys (half as many up to 6144): their blocks are few
-#: and long, and the last to begin are to be short (measured, docs/notes/backward-kernels.md).
-GROUPED_ABREAST = 32
-#: Blocks of keys up to which there are as many, and half as many.
-GROUPED_BLOCKS = 16, 48
 #: Query rows of a program's loop that take as long as what it does once (K and V come, dK and dV go), and their part of the sum of parts
 #: (docs/notes/backward-kernels.md).
 ONCE_ROWS = 96
@@ -91,17 +86,46 @@ def abreast_rows(variant: Fa3BackwardVariant, mask: str) -> int:
     return _L2_BYTES * (3 if mask == "causal" else 2) // (16 * TILE_N * KEYS // variant.tile_m)
 
 
-def abreast(variant: Fa3BackwardVariant, workload: Workload, parts: int = 1) -> int:
-    """Heads whose blocks of keys programs take by turns, where each key/value head has ``parts`` of its query heads."""
-    rows = abreast_rows(variant, workload.mask)
-    most = max(min(variant.heads_abreast, rows // workload.seqlen_q), LEAST_ABREAST) if rows else variant.heads_abreast
-    if variant.persistent and workload.mask == "causal" and workload.group_size > 1:
-        blocks = -(-workload.seqlen_k // TILE_N)
-        few, more = GROUPED_BLOCKS
-        most = max(most, GROUPED_ABREAST if blocks <= few else GROUPED_ABREAST // 2 if blocks <= more else 0)
-        heads = workload.batch * workload.heads_kv * parts
+def heads_abreast(
+    most: int,
+    rows: int,
+    seqlen_q: int,
+    steps: int,
+    group: int,
+    key_blocks: int,
+    heads: int,
+    causal: bool,
+    in_order: bool,
+) -> int:
+    """Heads of dK and dV, of `heads`, whose blocks of keys programs take by turns (all numbers measured, docs/notes/backward-kernels.md).
+
+    The fewer programs of one head run together, the less they wait at its first block of dQ; the more heads, the less L2 has for each.
+    `most`: of a variant, or where sums may have any order, for which nobody waits; `rows`: queries of all heads abreast for which L2 has room, 0: any; `steps`: of a program for a block without a mask; `group`:
+    query heads that share keys; `in_order`: whether sums of dQ wait for each other.
+    """
+    if in_order and rows:
+        most = max(min(most, rows // seqlen_q), 16)
+    if in_order and steps <= 4:
+        # The next program of a head waits longer for its turn than its own item takes.
+        most = max(most, 264 // (steps + 2))
+    if causal and group > 1:
+        # Items of several query heads are few and long: with few heads abreast the last ones dealt are the longest of their head.
+        most = max(most, 32 if key_blocks <= 16 else 16 if key_blocks <= 48 else 0)
+        # Nor may a few heads come last, with their longest blocks.
         most = max(most, heads) if heads < 2 * most else most
     return most
+
+
+def abreast(variant: Fa3BackwardVariant, workload: Workload, parts: int = 1) -> int:
+    """`heads_abreast` of a problem, where each key/value head has ``parts`` of its query heads."""
+    w, rows = workload, abreast_rows(variant, workload.mask)
+    if not variant.persistent:
+        return max(min(variant.heads_abreast, rows // w.seqlen_q), LEAST_ABREAST) if rows else variant.heads_abreast
+    steps = -(-w.seqlen_q // variant.tile_m) * -(-w.group_size // parts)
+    blocks, heads = -(-w.seqlen_k // TILE_N), w.batch * w.heads_kv * parts
+    return heads_abreast(
+        variant.heads_abreast, rows, w.seqlen_q, steps, w.group_size, blocks, heads, w.mask == "causal", True
+    )
 
 
 def piece_slots(variant: Fa3BackwardVariant) -> int:

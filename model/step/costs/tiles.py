@@ -12,7 +12,7 @@ from tilecast.model.compiled.units.fetch import far_cycles, near_cycles
 from tilecast.model.kernel.variants.hopper.prefill import JOIN_AHEAD, JOIN_COLUMNS
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.pipeline.softmax_cost import barrier_cycles
-from tilecast.model.step.costs.around import COPY_ENGINE, PARTIAL_BYTES, WARP_ROWS, Around, Counts
+from tilecast.model.step.costs.around import PARTIAL_BYTES, WARP_ROWS, Around, Counts
 
 #: Columns of a box.
 _COLUMNS = 64
@@ -48,24 +48,30 @@ class TileCounts(Counts):
         """Of heads with so many columns."""
         return dict(self.loops).get(head_dim_qk, 1.0)
 
+    def of_one_part(self) -> TileCounts:
+        """Of tiles of one part, which warpgroups do as where no sequence has more, though the load warp looks whether it has."""
+        return replace(self, around_parts=0, loops=())
+
 
 #: At 64, 128 and 256 columns of V (`tilecast inspect` of `hopper_prefill_d64.py`, `_d128.py`, `_d256.py`: 931, 1124
 #: and 1490 instructions a tile; 414, 477 and 640 in the loop at the diagonal, 330, 361 and 466 at a window's left edge, 186, 217 and 320 in
-#: that over whole blocks; a load warp's 364 a tile, 85, 105 and 129 for 16 rows of 128, 192 and 256 columns, 269 to 393 a block of 16 to 32
-#: boxes), and where keys are parted 670 more of a warpgroup and 529 of the load warp.
+#: that over whole blocks; a load warp's 416 until its first copy, 338 a tile, 85, 105 and 129 for 16 rows of 128, 192 and 256 columns, 269 to 393 a
+#: block of 16 to 32 boxes), and where keys are parted 670 more of a warpgroup and 96 of the load warp, and 176 and 240 before its first copy.
 PREFILL = TileCounts(
-    plan=COPY_ENGINE.plan, plan_barriers=1, set_up=COPY_ENGINE.set_up, finish=0, finish_barriers=4, merge_rows=0, merge_rows_barriers=0,
+    plan=190, plan_barriers=1, set_up=226, finish=0, finish_barriers=4, merge_rows=0, merge_rows_barriers=0,
     merge_step=264, merge_step_barriers=2, merge_step_shuffles=0, merge_step_smem=0, merged_rows=(64, 64), merged=1, ahead=320,
     item=(750.0, 2.9), diagonal=(330.0, 1.2), left=(285.0, 0.7), whole=(150.0, 0.67),
-    load_item=364, load_rows=42, load_piece=22, load_block=145, load_box=8,
+    load_item=338, load_rows=42, load_piece=22, load_block=145, load_box=8,
 )  # fmt: skip
 #: Where keys are parted, and parts are dealt out, or those of a tile are taken in one after the other beside such as are dealt out: other
 #: compilations of the file, which spill 8 to 240 bytes (`tilecast forecast` of each on an H200: 1206, 1674 and 1230 cycles a block of 64 keys at
 #: head_dim 64, 1156, 1141 and 1269 at 128, 1358, 1554 and 1712 at 192/128, 4207, 4218 and 4263 at 256).
 PARTED = replace(
-    PREFILL, load_item=529, around_parts=670, loops=((64, 1674 / 1206), (128, 1141 / 1156), (192, 1554 / 1358), (256, 4218 / 4207))
+    PREFILL, plan=366, load_item=434, around_parts=670, loops=((64, 1674 / 1206), (128, 1141 / 1156), (192, 1554 / 1358), (256, 4218 / 4207))
 )  # fmt: skip
-CHAINED = replace(PARTED, loops=((64, 1230 / 1206), (128, 1269 / 1156), (192, 1712 / 1358), (256, 4263 / 4207)))
+CHAINED = replace(
+    PARTED, plan=430, loops=((64, 1230 / 1206), (128, 1269 / 1156), (192, 1712 / 1358), (256, 4263 / 4207))
+)
 
 
 def of_warpgroups(counts: TileCounts, count: int) -> TileCounts:

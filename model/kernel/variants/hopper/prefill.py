@@ -50,7 +50,7 @@ class HopperPrefillVariant:
     tile_n: int = 64
     kv_stages: int = 4
     #: Sequences that a program looks at together to find its work.
-    planned: int = 128
+    planned: int = 32
     #: Fewest keys of a part of a sequence that leaves SMs idle.
     part_keys: int = 768
 
@@ -91,7 +91,7 @@ def writable(variant: HopperPrefillVariant, workload: Workload, machine: Machine
             "use a smaller tile_n or fewer warpgroups",
         )
     if variant.planned not in (32, 64, 128, 256):
-        return Verdict(f"planned must be 32, 64, 128 or 256, got {variant.planned}", "use 128")
+        return Verdict(f"planned must be 32, 64, 128 or 256, got {variant.planned}", "use 32")
     if variant.part_keys < variant.tile_n or variant.part_keys % variant.tile_n:
         return Verdict(f"part_keys must be a multiple of tile_n {variant.tile_n}, got {variant.part_keys}", "use 768")
     return LEGAL

@@ -67,7 +67,7 @@ CAUGHT = {
     "no fence between a turn and what is added": ("several tiles", "new_empty"),
     "in order, programs wait for the first one only": ("many blocks of keys", ""),
     "every program adds": ("one query", ""),
-    "blocks of keys rounded down": ("several tiles", ""),
+    "blocks of keys rounded down": ("several tiles", "the sums of dq, dk, dv"),
     "half of the bytes of Q and dO": ("one query", ""),
 }
 
