@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 
-
 #: Share of the shared-memory port that a product leaves at least where accesses of others do not stand before it.
 _LEAVES = 0.1
 
