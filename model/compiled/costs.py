@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from tilecast.model.compiled.code import KernelCode
 from tilecast.model.machine.machine import Machine
@@ -19,13 +20,16 @@ class WarpCosts:
     #: Pipe -> cycles that one warp instruction occupies it, alone and while the tensor core runs.
     pipe: dict[str, float]
     pipe_under_mma: dict[str, float]
-    #: Pipe -> cycles of the register ports it takes while the tensor core runs; they are shared by all pipes.
-    ports_under_mma: dict[str, float]
-    #: Extra cycles before the same warp's next instruction while the tensor core runs.
-    gap_under_mma: dict[str, float]
+    #: Pipe -> cycles until another instruction of one of these pipes may issue while the tensor core runs; 0: at once.
+    slot_under_mma: dict[str, float]
+    #: Pipe -> cycles at least before the same warp's next instruction, whatever its stall count.
+    least_stall: dict[str, int]
     #: Cycles of the SM's shared-memory port: of a row of 32 bytes of a product's operand ("row"), and of a word a lane
     #: of one warp of each sub-partition ("word").
     smem_port: dict[str, float]
+    #: Cycles at least before a warp's next instruction that does not go through that port, beside a product that leaves nothing of it, after
+    #: an arrival at a barrier, an access to shared memory (or a spilled word) and a shuffle.
+    port_hold: dict[str, float]
     latency: dict[str, float]
     operand_release: float
     barrier: float
@@ -33,11 +37,13 @@ class WarpCosts:
     #: An arrival seen by a warp that waits: by the producer, with the code around its next copy, and by itself.
     handover: float
     one_way: float
-    #: From the end of a group of products to the warp that waits for it, by where A of its last one lies.
+    #: From the end of a group of products to the warp that waits for it; from the issue of a product to its begin where A lies
+    #: in shared memory and the tensor core is idle.
     mma_latency: float
-    mma_latency_register: float
+    mma_fetch: float
+    #: Share of the time of a bulk copy by which it lengthens products beside it.
+    mma_beside_copy: float
     mma_queue: int
-    mma_hidden_fma: float
     tma_latency: float
     tma_latency_hbm: float
     tma_issue: float
@@ -96,37 +102,42 @@ def latencies(machine: Machine) -> dict[str, float]:
 
 
 @lru_cache(maxsize=64)
-def _issue(m: Machine) -> tuple[dict[str, float], ...]:
-    """Pipes alone, pipes, ports and gaps under a product, the shared-memory port, latencies: the same objects at every clock."""
+def _issue(m: Machine) -> tuple[dict[str, Any], ...]:
+    """Pipes alone, pipes and slots under a product, least stalls, the shared-memory port and who it holds, latencies: the same objects at every clock."""
     pipe = pipe_cycles(m)
-    slow = {name: m.get(f"mma_load.{name}_cycles", pipe[name]) for name in ("alu", "fma", "mufu", "shared")}
-    ports = {name: m.get(f"mma_load.{name}_port_cycles", 0.0) for name in pipe}
-    gap = {name: m.get(f"mma_load.{name}_gap_cycles", 0.0) for name in pipe}
+    slow = {name: m.get(f"mma_load.{name}_cycles", pipe[name]) for name in ("mufu", "shared")}
+    slot = {name: m.get("mma_load.slot_cycles", 0.0) if name in ("alu", "fma") else 0.0 for name in pipe}
+    least = {name: int(m.get("mufu.issue_cycles", 1.0)) if name == "mufu" else 1 for name in pipe}
     port = {"row": 32.0 / m["smem.bytes_per_clk"], "word": PARTITIONS * 32 * 4.0 / m["smem.bytes_per_clk"]}
     # What our kernels load past their copies are the factors of a key head (e4m3): a few bytes that every tile of the head reads, so
     # that L2 has them.
-    return pipe, {**pipe, **slow}, ports, gap, port, {**latencies(m), "global": m["l2.latency_cycles"]}
+    hold = {name: m.get(f"mma_load.{name}_hold_cycles", 0.0) for name in ("arrive", "access", "shuffle")}
+    return pipe, {**pipe, **slow}, slot, least, port, hold, {**latencies(m), "global": m["l2.latency_cycles"]}
 
 
 @lru_cache(maxsize=256)
 def warp_costs(machine: Machine, mhz: float) -> WarpCosts:
     """The costs of ``machine`` at an SM clock of ``mhz``; MachineError names a fact it lacks."""
     m = machine
-    pipe, slow, ports, gap, port, latency = _issue(m)
+    pipe, slow, slot, least, port, hold, latency = _issue(m)
+    seen = m.get("tensor.mma_latency_register_cycles", m["tensor.mma_latency_cycles"])
     return WarpCosts(
         pipe=pipe,
         pipe_under_mma=slow,
-        ports_under_mma=ports,
-        gap_under_mma=gap,
+        slot_under_mma=slot,
+        least_stall=least,
         smem_port=port,
+        port_hold=hold,
         latency=latency,
         operand_release=m["warp.operand_release_cycles"],
         barrier=m["sync.barrier_cycles"],
         barrier_spread=m.get("sync.barrier_spread_cycles", 0.0),
         handover=m["sync.mbarrier_roundtrip_cycles"],
         one_way=m.get("sync.mbarrier_one_way_cycles", m["sync.mbarrier_roundtrip_cycles"]),
-        mma_latency=m["tensor.mma_latency_cycles"],
-        mma_latency_register=m.get("tensor.mma_latency_register_cycles", m["tensor.mma_latency_cycles"]),
+        # Alone, a group whose A comes from shared memory takes that much longer; what does is its first product's begin.
+        mma_latency=seen,
+        mma_fetch=max(0.0, m["tensor.mma_latency_cycles"] - seen),
+        mma_beside_copy=m["tma.bytes_per_clk"] * m.get("tensor.mma_cycles_per_copied_byte", 0.0),
         mma_queue=int(m["tensor.mma_queue_depth"]),
         tma_latency=m["tma.latency_l2_cycles"],
         tma_latency_hbm=m["tma.latency_hbm_cycles"],
@@ -134,7 +145,6 @@ def warp_costs(machine: Machine, mhz: float) -> WarpCosts:
         tma_bytes_per_clk=m["tma.bytes_per_clk"],
         memory_bytes_per_clk=m.bytes_per_clk(m["hbm.tbps_achieved"], mhz),
         store_bytes_per_clk=m.bytes_per_clk(m.get("l2.store_tbps", m["hbm.tbps_achieved"]), mhz),
-        mma_hidden_fma=m.get("tensor.mma_hidden_fma_share", 1.0),
         spill_words=1 << 30,
         reload_latency=m["l2.latency_cycles"],
         fetch_lines=m["code.l1_bytes"] / 128,

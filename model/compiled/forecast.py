@@ -10,7 +10,7 @@ from typing import Any
 
 from tilecast.model.chip.dealing import launched
 from tilecast.model.compiled.code import CodeError, KernelCode
-from tilecast.model.compiled.costs import warp_costs
+from tilecast.model.compiled.costs import mma_cycles, warp_costs
 from tilecast.model.compiled.counts import Tile, greedy_makespan, hopper_counts, program_tiles, triton_counts
 from tilecast.model.compiled.memory import Traffic, memory_traffic
 from tilecast.model.compiled.native.kept_runs import Ends, SmFacts, kept_run, sm_facts
@@ -23,8 +23,9 @@ from tilecast.model.kernel.variants.fa3 import Fa3Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
-#: Blocks in the simulated tiles from which the cost of a tile is drawn: affine in their number, of a CTA alone on its SM ...
-_STEADY = (8, 24)
+#: Blocks in the simulated tiles from which the cost of a tile is drawn: affine in their number, of a CTA alone on its SM (two warpgroups
+#: can take some 15 blocks until they have found their rhythm) ...
+_STEADY = (16, 48)
 #: ... and of CTAs that come one after the other, alone or sharing the SM; how many of them are simulated.
 _SAMPLES = (4, 10)
 _SHARED_SAMPLES = (4, 7, 10, 14)
@@ -143,10 +144,22 @@ def _hopper_tile(
     share: float,
 ) -> _Affine:  # fmt: skip
     """Cost of a tile of a ``shape``, alone on its SM, by its whole blocks."""
-    return _fit([
+    fewer, more = (
         (blocks, _hopper_run(code, variant, machine, (_with_whole(shape, blocks),), cold, mhz, share)[0])
         for blocks in _STEADY
-    ])  # fmt: skip
+    )
+    found, least = _fit([fewer, more]), _products(_nameless(code), machine)
+    # Where the tensor core is full, how the warpgroups stand at the end of either tile must not make blocks shorter than their products.
+    return found if found.slope >= least else _Affine(fewer[1] - least * fewer[0], least)
+
+
+@lru_cache(maxsize=1024)
+def _products(code: KernelCode, machine: Machine) -> float:
+    """Cycles of the tensor core for a whole block of all warpgroups."""
+    return sum(
+        mma_cycles(machine, one.amount, one.from_registers, code.dtype)
+        for consumer in code.consumers for role, instructions in consumer if role == "main" for one in instructions if one.kind == "mma"
+    )  # fmt: skip
 
 
 def block_cycles(code: KernelCode, machine: Machine, mhz: float) -> tuple[float, float]:

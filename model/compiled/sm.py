@@ -5,16 +5,19 @@ every warpgroup stands for the SM.  The rules:
 
 - one instruction a cycle; a warp's next instruction waits for the stall count of its last and for the counters in its
   wait mask, as the compiler wrote them;
-- a pipe is occupied for `WarpCosts.pipe` cycles; while a matrix product runs, arithmetic takes longer and shares the
-  register ports (`ports_under_mma`), as measured in data/measured/h200_corun.csv;
-- an FMA takes a cycle from the matrix instruction in service, beyond the share of them that it hides (`mma_hidden_fma`);
-  one that does not advance slows no warp;
+- a pipe is occupied for `WarpCosts.pipe` cycles; an ex2 holds its warp for two, whatever its stall count (measured: `tilecast
+  calibrate`, corun/beside_mma without products, softmax of one warp);
+- while a product runs it goes first: ex2 takes longer, and of FMA and ALU instructions, of all warps together, one goes in
+  four cycles (`slot_under_mma`), the time of a product's step of eight columns (measured: FMA data/measured/h200_two_warpgroups.csv,
+  ALU `tilecast calibrate`, corun/beside_mma);
 - shuffles and spilled words go through the port of shared memory and take from a product what it does not leave of that
-  (measured: `tilecast calibrate`, corun/beside_mma);
+  (measured: `tilecast calibrate`, corun/beside_mma); where it leaves nothing, they and arrivals at barriers hold their warps,
+  several in a row as long as one (`port_hold`; measured: data/measured/h200_smem_bursts.csv);
 - code that the first instruction cache does not hold is fetched at the rate of `fetch`;
-- the tensor core serves warps in turns, an instruction each; `mma_queue` instructions at most are under way, from all
-  warps together, and a warp whose next one finds no room stands still (both measured: `tilecast calibrate`, wgmma_order
-  and wgmma_latency);
+- the tensor core serves products in the order of their issue (measured: data/measured/h200_two_warpgroups.csv); `mma_queue`
+  at most are under way, from all warps together, and a warp whose next one finds no room stands still; with A in shared memory
+  one can begin `mma_fetch` cycles after its issue (both measured: `tilecast calibrate`, wgmma_latency); while K and V come in
+  products take `mma_beside_copy` of that time longer (measured: smem/beside_mma);
 - spilled registers are stored through L1 to L2 at the rate all SMs share (measured: `tilecast calibrate --only local`);
   a queue of them waits at most, and reloads find in L1 what was used last;
 - barriers, copies and turn-taking are events: a full barrier opens when its copy has landed, a slot is free when every
@@ -72,7 +75,7 @@ class SmRun:
 
 class _Warp:
     __slots__ = (
-        "barriers_passed", "code", "counters", "cta", "free", "index", "last", "line", "lines", "marks", "number", "pc", "prepared", "ready", "table", "turns_taken",
+        "barriers_passed", "code", "counters", "cta", "free", "held", "index", "last", "line", "lines", "marks", "number", "pc", "prepared", "ready", "table", "turns_taken",
     )  # fmt: skip
 
     def __init__(
@@ -87,11 +90,13 @@ class _Warp:
         self.last = 0
         self.turns_taken = 0
         self.barriers_passed = 0
+        #: Until when what does not go through the port of shared memory waits.
+        self.held = 0.0
 
     def advance(self) -> None:
         """Look up the next instruction and when the warp itself is ready for it."""
         prepared = self.table[self.code[self.pc][0]]
-        ready = self.free
+        ready = self.free if prepared.hold else max(self.free, self.held)
         for bit in prepared.waits:
             if self.counters[bit] > ready:
                 ready = self.counters[bit]
@@ -126,7 +131,9 @@ class _State:
         self.store_free = 0.0
         #: Spilled words (warp, word) in L1, the least recently used first.
         self.spilled: OrderedDict[tuple[int, int], None] = OrderedDict()
-        self.tensor = WgmmaQueue(len(self.warps), costs.mma_queue, costs.mma_latency, costs.mma_hidden_fma)
+        self.tensor = WgmmaQueue(
+            len(self.warps), costs.mma_queue, costs.mma_latency, costs.mma_fetch, costs.mma_beside_copy
+        )
         for i in range(len(ctas)):
             self.produce(i)
 
@@ -143,7 +150,9 @@ class _State:
                     return
                 at = max(at, *(t + costs.handover for t in let_go))
             self.producer_free[index] = at + costs.tma_issue
-            self.full[index][(name, number)] = self.copy(at, size, share) + latency
+            landed = self.full[index][(name, number)] = self.copy(at, size, share) + latency
+            if size:
+                self.tensor.copy(landed - size / costs.tma_bytes_per_clk, landed)
             self.next_copy[index] += 1
 
     def copy(self, at: float, size: float, share: float) -> float:
@@ -206,7 +215,7 @@ def run_sm(ctas: Sequence[Cta], costs: WarpCosts, mma: dict[tuple[int, bool], fl
     tensor = state.tensor
     pipe_free = [0.0] * len(PIPES)
     busy = [0.0] * len(PIPES)
-    ports_free = issue_free = now = 0.0
+    slot_free = issue_free = now = 0.0
     count = 0
     for warp in active:
         warp.advance()
@@ -223,8 +232,8 @@ def run_sm(ctas: Sequence[Cta], costs: WarpCosts, mma: dict[tuple[int, bool], fl
             if prepared.kind != "mma":
                 if pipe_free[prepared.pipe] > ready:
                     ready = pipe_free[prepared.pipe]
-                if prepared.ports and ports_free > ready:
-                    ready = ports_free
+                if prepared.slot and slot_free > ready:
+                    ready = max(ready, min(slot_free, tensor.busy(ready)))
             if issue_free > ready:
                 ready = issue_free
             if ready < best or (ready == best and chosen is not None and warp.last < chosen.last):
@@ -242,21 +251,19 @@ def run_sm(ctas: Sequence[Cta], costs: WarpCosts, mma: dict[tuple[int, bool], fl
         issue_free = now + 1.0
         loaded = tensor.runs(now)
         pipe = prepared.pipe
-        if prepared.fma and now < tensor.free:
-            # A matrix instruction that does not advance does not slow others either.
-            loaded = loaded and tensor.hidden > 0.0
-            tensor.steal()
         if prepared.kind == "mma":
             busy[pipe] += prepared.mma_cycles
         else:
             taken = prepared.taken_under_mma if loaded else prepared.taken
             pipe_free[pipe] = (pipe_free[pipe] if pipe_free[pipe] > now else now) + taken
             busy[pipe] += taken
-            if loaded:
-                ports_free = (ports_free if ports_free > now else now) + prepared.ports
+            if loaded and prepared.slot:
+                slot_free = (slot_free if slot_free > now else now) + prepared.slot
             if prepared.port:
                 tensor.take_port(now, prepared.port)
-        _issue(chosen, prepared, state, now, loaded)
+        if prepared.hold and loaded and now >= chosen.held and tensor.holds(now):
+            chosen.held = now + prepared.hold
+        _issue(chosen, prepared, state, now)
         if chosen.pc == len(chosen.code):
             active.remove(chosen)
             continue
@@ -288,17 +295,17 @@ def _condition(warp: _Warp, prepared: Prepared, at: float, state: _State) -> flo
     return max(at, state.store_free)  # a store
 
 
-def _issue(warp: _Warp, prepared: Prepared, state: _State, now: float, loaded: bool) -> None:
+def _issue(warp: _Warp, prepared: Prepared, state: _State, now: float) -> None:
     """Effects of an instruction issued at ``now``."""
     costs = state.costs
-    after = now + prepared.stall + (prepared.gap if loaded else 0.0)
+    after = now + prepared.stall
     result = now + prepared.latency
     kind = prepared.kind
     if kind != "plain":
         tag = warp.code[warp.pc][1]
         if kind == "mma":
-            seen = costs.mma_latency_register if prepared.from_registers else costs.mma_latency
-            state.tensor.issue(warp.index, now, prepared.mma_cycles, prepared.commits, prepared.port, seen)
+            fetched = not prepared.from_registers
+            state.tensor.issue(warp.index, now, prepared.mma_cycles, prepared.commits, prepared.port, fetched)
         elif kind == "wait" and tag is not None:
             result = max(result, state.opens(warp, tag) or 0.0)
             warp.turns_taken += tag[0] == "turn"

@@ -37,12 +37,13 @@ class GemmCode:
 
 @dataclass(frozen=True, slots=True)
 class CodeCycles:
-    """Cycles of a variant's code on a machine, nothing in its way but, of warpgroups that take turns, the other's products."""
+    """Cycles of a variant's code on a machine, nothing in its way."""
 
     #: From the turn, or the end of the last tile, to a tile's first product.
     begin: float
-    #: Every part of an epilogue, the products' end first.
+    #: Every part of an epilogue, the products' end first: alone, and of warpgroups that take turns while the other multiplies (else 0).
     epilogue: tuple[float, ...]
+    epilogue_beside: tuple[float, ...]
     #: The warp that copies A and B: what a tile adds, and a k-step.
     load_tile: float
     load_step: float
@@ -72,14 +73,14 @@ def _cycles(kernel: KernelRoles, v: GemmVariant, machine: Machine) -> CodeCycles
         )
     mine, other = products[1], products[0]
     parts = _parts(mine, v)
-    beside = other.loop if v.accumulators == 2 else ()
     # The ring's warp has a loop of k-steps within its tiles; C's has all boxes of a tile in one.
     ring = next((role for role in copies if role.begin and role is copies[0]), copies[0])
     boxes_of_c = copies[1] if len(copies) > 1 else None
     per_tile = boxes(v) * (1 if v.accumulators == 2 else 2)
     return CodeCycles(
         begin=pass_cycles(_until_product(mine.begin), costs),
-        epilogue=tuple(pass_cycles(part, costs, beside) for part in parts),
+        epilogue=tuple(pass_cycles(part, costs) for part in parts),
+        epilogue_beside=tuple(pass_cycles(part, costs, other.loop) if v.accumulators == 2 else 0.0 for part in parts),
         load_tile=pass_cycles(ring.begin, costs),
         load_step=pass_cycles(_unlooked(ring.loop), costs),
         load_box=pass_cycles(boxes_of_c.loop, costs) / per_tile if boxes_of_c is not None else 0.0,

@@ -54,12 +54,25 @@ KEYS: dict[str, Key] = {
     "tensor.mma_latency_2cta_cycles": Key("cycles", 0, 2000, _TC, "same, pair of CTAs"),
     "tensor.mma_latency_2cta_ts_cycles": Key("cycles", 0, 2000, _TC, "same, pair of CTAs, A in tensor memory"),
     "tensor.mma_rs_floor_cycles": Key("cycles", 0, 100, (), "shortest wgmma with A in registers"),
+    "tensor.mma_cycles_per_copied_byte": Key(
+        "cycles/B", 0, 1, (), "matrix instructions beside a bulk copy into shared memory take longer by"
+    ),
     "tensor.mma_queue_depth": Key("inst", 0, 100, (), "MMAs accepted ahead before the issuing warps are held up"),
     "tensor.batch_start_cycles": Key("cycles", 0, 200, (), "start-up of a batch of MMAs"),
     "tensor.mma_hidden_fma_share": Key(
         "share", 0, 1, (), "FMA that may issue for each cycle of a matrix instruction without delaying it"
     ),
     "mma_load.alu_cycles": Key("cycles/inst", 0, 100, (), "ALU instruction while the tensor core runs"),
+    "mma_load.slot_cycles": Key(
+        "cycles/inst", 0, 100, (), "between FMA or ALU instructions of a sub-partition while the tensor core runs"
+    ),
+    "mma_load.arrive_hold_cycles": Key(
+        "cycles/inst", 0, 1000, (), "until a warp goes on after an arrival beside a product that reads all of the port"
+    ),
+    "mma_load.access_hold_cycles": Key(
+        "cycles/inst", 0, 1000, (), "same, after an access to shared memory or a spilled word"
+    ),
+    "mma_load.shuffle_hold_cycles": Key("cycles/inst", 0, 1000, (), "same, after a shuffle"),
     "mma_load.mufu_cycles": Key("cycles/inst", 0, 100, (), "ex2 while the tensor core runs"),
     "mma_load.fma_cycles": Key("cycles/inst", 0, 100, (), "FMA while the tensor core runs"),
     "mma_load.shared_cycles": Key(
@@ -105,6 +118,7 @@ KEYS: dict[str, Key] = {
     ),
     "mufu.ex2_per_clk": Key("op/clk/SM", 1, 1024, _ALL, "base-2 exponentials"),
     "mufu.ex2_latency_cycles": Key("cycles", 1, 500, _ALL, "latency of ex2"),
+    "mufu.issue_cycles": Key("cycles", 1, 100, (), "from an ex2 to its warp's next instruction at least"),
     "mufu.ex2_emulation_fma_slots": Key("FMA lane slots/op", 1, 100, _ALL, "FMA work of one emulated ex2, degree 3"),
     "fma.lanes": Key("lanes/clk/SM", 1, 4096, _ALL, "FP32 FMA lanes"),
     "fma.achieved_lanes": Key("lanes/clk/SM", 1, 4096, (), "FP32 lanes a plain stream reaches"),

@@ -17,8 +17,8 @@ def _record(doubles: str, integers: str, triples: str = "", last: str = "") -> n
 
 
 INSTRUCTION = _record(
-    "taken taken_under_mma ports gap stall latency mma_cycles port",
-    "pipe waits write_counter read_counter kind conditional fma amount commits word",
+    "taken taken_under_mma slot stall latency mma_cycles port hold",
+    "pipe waits write_counter read_counter kind conditional amount commits fetched word",
 )
 PIECE = _record("", "code length begin", "tags count")
 PROGRAM = _record("", "cta number pieces piece_count mark_offset has_lines", last="begins")
@@ -26,7 +26,7 @@ COPY = _record("size latency share", "tag number slots of_query")
 OWN = _record("size latency share", "")
 CTA = _record("", "programs copies copy_count own", last="begins")
 
-_DOUBLES = """operand_release barrier barrier_spread handover one_way mma_latency mma_latency_register hidden_share tma_issue tma_bytes_per_clk
+_DOUBLES = """operand_release barrier barrier_spread handover one_way mma_latency mma_fetch mma_beside_copy tma_issue tma_bytes_per_clk
 memory_bytes_per_clk store_bytes_per_clk store_queue_bytes reload_latency fetch_cycles"""
 _LONGS = "mma_queue spill_words fetch_room"
 _INTEGERS = "ctas programs stride names words lines has_cache held"

@@ -63,7 +63,7 @@ def _stretch(code: Same[Sequence[WarpInstruction]]) -> _Stretch:
     return _Stretch(tuple(numbers), ids, sum(i.kind == "mark" for i in code.value), words)
 
 
-_SharedCosts = tuple[Same[dict[str, float]], ...]
+_SharedCosts = tuple[Same[dict[str, Any]], ...]
 
 
 @lru_cache(maxsize=4096)
@@ -75,8 +75,8 @@ def _costs_of(
     for i in stretch.value.instructions:
         p = prepare(i, issue, products)
         rows.append((
-            p.taken, p.taken_under_mma, p.ports, p.gap, p.stall, p.latency, p.mma_cycles, p.port, p.pipe, i.waits, p.write_counter,
-            p.read_counter, KINDS.index(p.kind), p.conditional, p.fma, p.amount, p.commits * (2 if p.from_registers else 1), p.word,
+            p.taken, p.taken_under_mma, p.slot, p.stall, p.latency, p.mma_cycles, p.port, p.hold, p.pipe, i.waits, p.write_counter,
+            p.read_counter, KINDS.index(p.kind), p.conditional, p.amount, p.commits, not p.from_registers, p.word,
         ))  # fmt: skip
     return np.array(rows, INSTRUCTION)
 
@@ -284,7 +284,7 @@ def _facts(
     c = costs
     known = len(lines.known) - 1 if lines else 0
     return Facts(
-        c.operand_release, c.barrier, c.barrier_spread, c.handover, c.one_way, c.mma_latency, c.mma_latency_register, c.mma_hidden_fma,
+        c.operand_release, c.barrier, c.barrier_spread, c.handover, c.one_way, c.mma_latency, c.mma_fetch, c.mma_beside_copy,
         c.tma_issue, c.tma_bytes_per_clk, c.memory_bytes_per_clk, c.store_bytes_per_clk, c.store_queue_bytes, c.reload_latency,
         lines.cache.cycles if lines else 0.0, c.mma_queue, c.spill_words, lines.cache.room if lines else 0, len(ctas),
         programs, number.stride, len(number.names), words, known, lines is not None, len(lines.held) if lines else 0,

@@ -13,13 +13,12 @@ enum { PIPES = 8, COUNTERS = 6, LINE = 8 };
 /* The order of KINDS in model/compiled/code.py. */
 enum { PLAIN, MMA, MMA_WAIT, WAIT, ARRIVE, LOAD, STORE, BARRIER, MARK, SPILL, RELOAD };
 enum { NO_TAG = -1, TURN = -2 };
-enum { FROM_SHARED = 1, FROM_REGISTERS = 2 };
+#define LEAVES 0.1
 enum { DONE = 0, STUCK = 1, NO_MEMORY = 2 };
 
 typedef struct {
-    double taken, taken_under_mma, ports, gap, stall, latency, mma_cycles, port;
-    /* commits: 0, or where A of a group's last lies. */
-    int32_t pipe, waits, write_counter, read_counter, kind, conditional, fma, amount, commits, word;
+    double taken, taken_under_mma, slot, stall, latency, mma_cycles, port, hold;
+    int32_t pipe, waits, write_counter, read_counter, kind, conditional, amount, commits, fetched, word;
 } Instruction;
 
 /* A piece of a program: `length` instructions from `code`, and the tags of its waits, arrivals and loads in order. */
@@ -48,7 +47,7 @@ typedef struct {
 } CtaFacts;
 
 typedef struct {
-    double operand_release, barrier, barrier_spread, handover, one_way, mma_latency, mma_latency_register, hidden_share, tma_issue,
+    double operand_release, barrier, barrier_spread, handover, one_way, mma_latency, mma_fetch, mma_beside_copy, tma_issue,
         tma_bytes_per_clk, memory_bytes_per_clk, store_bytes_per_clk, store_queue_bytes, reload_latency, fetch_cycles;
     int64_t mma_queue, spill_words, fetch_room;
     int32_t ctas, programs, stride, names, words, lines, has_cache, held;
@@ -107,18 +106,22 @@ typedef struct {
     int seen[3];
     int tag, line;
     const Instruction *now;
-    double free, ready, counters[COUNTERS];
+    double free, ready, held, counters[COUNTERS];
     int64_t last;
     int turns_taken, barriers_passed, marks;
     double *mark;
-    /* WgmmaQueue: instructions that wait, groups committed, and when those that are through were seen to be. */
-    double *queued_at, *queued_cycles, *queued_port, *done;
-    uint8_t *queued_last;
-    int64_t head, tail, committed, done_count;
+    /* WgmmaQueue: groups committed, and when those that are through were seen to be. */
+    double *done;
+    int64_t committed, done_count;
     /* When this warp passed its turn on. */
     double *turns;
     int64_t turn_count;
 } Warp;
+
+typedef struct {
+    double begin, cycles, port;
+    int warp, last;
+} Waiting;
 
 typedef struct {
     double *full, *released_last;
@@ -146,11 +149,12 @@ typedef struct {
     /* The instruction caches. */
     double *there_at, fetch_free;
     const uint8_t *known;
-    /* The tensor core. */
-    int64_t waiting, ends_count, interval;
-    int served, ending;
-    double free, hidden, seen, spare, owed;
-    double *starts, *interval_ends, *ends;
+    /* The tensor core: instructions from `head` to `tail` wait; copies that come in. */
+    Waiting *queue;
+    int64_t head, tail, ends_count, interval, copy_head, copy_tail;
+    int ending;
+    double free, spare, owed, left;
+    double *starts, *interval_ends, *ends, *copy_begins, *copy_ends;
 } State;
 
 static double larger(double a, double b) { return b > a ? b : a; }
@@ -159,7 +163,7 @@ static double larger(double a, double b) { return b > a ? b : a; }
 
 static double room(State *s, double at)
 {
-    int64_t ended = s->ends_count + s->waiting - s->facts->mma_queue;
+    int64_t ended = s->ends_count + s->tail - s->head - s->facts->mma_queue;
     if (ended >= s->ends_count) return NAN;
     return ended >= 0 ? larger(at, s->ends[ended]) : at;
 }
@@ -171,16 +175,7 @@ static double through(const Warp *w, int pending, double at)
     return w->done_count >= needed ? larger(at, w->done[needed - 1]) : NAN;
 }
 
-static double next_service(State *s)
-{
-    double first = INFINITY;
-    if (!s->waiting) return first;
-    for (int i = 0; i < s->facts->programs; i++) {
-        Warp *w = &s->warps[i];
-        if (w->head < w->tail && w->queued_at[w->head] < first) first = w->queued_at[w->head];
-    }
-    return larger(s->free, first);
-}
+static double next_service(const State *s) { return s->head < s->tail ? larger(s->free, s->queue[s->head].begin) : INFINITY; }
 
 static void extend(State *s, double cycles)
 {
@@ -189,7 +184,7 @@ static void extend(State *s, double cycles)
     s->interval_ends[s->ends_count - 1] = s->free;
     if (s->ending >= 0) {
         Warp *w = &s->warps[s->ending];
-        w->done[w->done_count - 1] = s->free + s->seen;
+        w->done[w->done_count - 1] = s->free + s->facts->mma_latency;
     }
 }
 
@@ -202,47 +197,45 @@ static void share(State *s, double cycles)
     }
 }
 
+static double beside_copies(State *s, double begin, double end)
+{
+    double found = 0.0;
+    while (s->copy_head < s->copy_tail && s->copy_ends[s->copy_head] <= begin) s->copy_head++;
+    for (int64_t k = s->copy_head; k < s->copy_tail; k++) {
+        double first = larger(s->copy_begins[k], begin), last = s->copy_ends[k] < end ? s->copy_ends[k] : end;
+        if (last > first) found += (last - first) * s->facts->mma_beside_copy;
+    }
+    return found;
+}
+
 static void serve(State *s, double at)
 {
-    int n = s->facts->programs, turn = 0;
-    Warp *w = s->warps;
-    for (int step = 1; step <= n; step++) {
-        turn = (s->served + step) % n;
-        w = &s->warps[turn];
-        if (w->head < w->tail && w->queued_at[w->head] <= at) break;
-    }
-    double cycles = w->queued_cycles[w->head], port = w->queued_port[w->head];
-    int last = w->queued_last[w->head];
-    w->head++;
-    s->waiting--;
-    s->served = turn;
+    const Waiting next = s->queue[s->head++];
+    Warp *w = &s->warps[next.warp];
+    double cycles = next.cycles;
+    cycles += beside_copies(s, at, at + cycles);
     s->free = at + cycles;
     s->starts[s->ends_count] = at;
     s->interval_ends[s->ends_count] = s->free;
     s->ends[s->ends_count++] = s->free;
-    s->hidden = s->facts->hidden_share * cycles;
-    s->ending = last ? turn : -1;
-    if (last) {
-        s->seen = last == FROM_REGISTERS ? s->facts->mma_latency_register : s->facts->mma_latency;
-        w->done[w->done_count++] = s->free + s->seen;
-    }
-    s->spare = cycles - port;
+    s->ending = next.last ? next.warp : -1;
+    if (next.last) w->done[w->done_count++] = s->free + s->facts->mma_latency;
+    s->spare = cycles - next.port;
+    s->left = 1.0 - next.port / cycles;
     double shared = larger(0.0, s->owed - at);
     if (shared > 0.0) share(s, shared);
 }
 
-static void steal(State *s)
-{
-    s->hidden -= 1.0;
-    if (s->hidden >= 0.0) return;
-    extend(s, -s->hidden < 1.0 ? -s->hidden : 1.0);
-}
+static double busy_until(const State *s, double at) { return s->head < s->tail ? INFINITY : larger(at, s->free); }
 
 static int runs(State *s, double at)
 {
     while (s->interval < s->ends_count && s->interval_ends[s->interval] <= at) s->interval++;
     return s->interval < s->ends_count && s->starts[s->interval] <= at;
 }
+
+/* `holds` of the queue. */
+static int holds_port(const State *s, double at) { return at < s->free && s->left < LEAVES; }
 
 static void take_port(State *s, double now, double cycles)
 {
@@ -298,7 +291,11 @@ static void produce(State *s, int index)
             at = larger(at, c->released_last[let_go] + s->facts->handover);
         }
         c->producer_free = at + s->facts->tma_issue;
-        c->full[next->tag] = copy(s, at, next->size, next->share) + next->latency;
+        double landed = c->full[next->tag] = copy(s, at, next->size, next->share) + next->latency;
+        if (next->size != 0.0) {
+            s->copy_begins[s->copy_tail] = landed - next->size / s->facts->tma_bytes_per_clk;
+            s->copy_ends[s->copy_tail++] = landed;
+        }
         c->next_copy++;
     }
 }
@@ -363,7 +360,7 @@ static int settle(State *s, Warp *w)
 
 static void advance(Warp *w)
 {
-    double ready = w->free;
+    double ready = w->now->hold != 0.0 ? w->free : larger(w->free, w->held);
     for (int bit = 0; bit < COUNTERS; bit++)
         if (w->now->waits >> bit & 1 && w->counters[bit] > ready) ready = w->counters[bit];
     w->ready = ready;
@@ -392,19 +389,15 @@ static double condition(State *s, Warp *w, double at)
     }
 }
 
-static void issue(State *s, int index, double now, int loaded)
+static void issue(State *s, int index, double now)
 {
     Warp *w = &s->warps[index];
     const Instruction *i = w->now;
     const Facts *f = s->facts;
-    double after = now + i->stall + (loaded ? i->gap : 0.0), result = now + i->latency;
+    double after = now + i->stall, result = now + i->latency;
     switch (i->kind) {
     case MMA:
-        w->queued_at[w->tail] = now;
-        w->queued_cycles[w->tail] = i->mma_cycles;
-        w->queued_port[w->tail] = i->port;
-        w->queued_last[w->tail++] = (uint8_t)i->commits;
-        s->waiting++;
+        s->queue[s->tail++] = (Waiting){i->fetched ? now + f->mma_fetch : now, i->mma_cycles, i->port, index, i->commits};
         w->committed += i->commits != 0;
         break;
     case WAIT:
@@ -451,7 +444,7 @@ static void issue(State *s, int index, double now, int loaded)
 static int run(State *s, double *end, int64_t *instructions, double *busy)
 {
     int n = s->facts->programs, active = 0, *alive = malloc(sizeof(int) * (n + 1));
-    double pipe_free[PIPES] = {0}, ports_free = 0.0, issue_free = 0.0, now = 0.0;
+    double pipe_free[PIPES] = {0}, slot_free = 0.0, issue_free = 0.0, now = 0.0;
     int64_t count = 0;
     if (!alive) return NO_MEMORY;
     for (int k = 0; k < n; k++)
@@ -472,7 +465,10 @@ static int run(State *s, double *end, int64_t *instructions, double *busy)
             }
             if (i->kind != MMA) {
                 if (pipe_free[i->pipe] > ready) ready = pipe_free[i->pipe];
-                if (i->ports != 0.0 && ports_free > ready) ready = ports_free;
+                if (i->slot != 0.0 && slot_free > ready) {
+                    double until = busy_until(s, ready);
+                    ready = larger(ready, slot_free < until ? slot_free : until);
+                }
             }
             if (issue_free > ready) ready = issue_free;
             if (ready < best || (ready == best && chosen >= 0 && w->last < s->warps[alive[chosen]].last)) {
@@ -495,20 +491,17 @@ static int run(State *s, double *end, int64_t *instructions, double *busy)
         w->last = ++count;
         issue_free = now + 1.0;
         int loaded = runs(s, now);
-        if (i->fma && now < s->free) {
-            loaded = loaded && s->hidden > 0.0;
-            steal(s);
-        }
         if (i->kind == MMA) {
             busy[i->pipe] += i->mma_cycles;
         } else {
             double taken = loaded ? i->taken_under_mma : i->taken;
             pipe_free[i->pipe] = larger(now, pipe_free[i->pipe]) + taken;
             busy[i->pipe] += taken;
-            if (loaded) ports_free = larger(now, ports_free) + i->ports;
+            if (loaded && i->slot != 0.0) slot_free = larger(now, slot_free) + i->slot;
             if (i->port != 0.0) take_port(s, now, i->port);
         }
-        issue(s, alive[chosen], now, loaded);
+        if (i->hold != 0.0 && loaded && now >= w->held && holds_port(s, now)) w->held = now + i->hold;
+        issue(s, alive[chosen], now);
         if (!settle(s, w)) {
             memmove(alive + chosen, alive + chosen + 1, sizeof(int) * (size_t)(active - chosen - 1));
             active--;
@@ -555,15 +548,11 @@ static int make_warp(State *s, const Program *p, Warp *w, double *marks, int64_t
     w->line = -1;
     w->has_lines = p->has_lines && s->facts->has_cache;
     w->mark = marks + p->mark_offset;
-    w->queued_at = malloc(sizeof(double) * (size_t)(mma + 1));
-    w->queued_cycles = malloc(sizeof(double) * (size_t)(mma + 1));
-    w->queued_port = malloc(sizeof(double) * (size_t)(mma + 1));
-    w->queued_last = malloc((size_t)(mma + 1));
     w->done = malloc(sizeof(double) * (size_t)(mma + 1));
     w->turns = malloc(sizeof(double) * (size_t)(turns + 1));
     *products += mma;
     if (met > *barriers) *barriers = met;
-    return w->queued_at && w->queued_cycles && w->queued_port && w->queued_last && w->done && w->turns;
+    return w->done && w->turns;
 }
 
 static int make_ctas(State *s, int64_t barriers)
@@ -586,10 +575,6 @@ static void release(State *s)
 {
     for (int k = 0; s->warps && k < s->facts->programs; k++) {
         Warp *w = &s->warps[k];
-        free(w->queued_at);
-        free(w->queued_cycles);
-        free(w->queued_port);
-        free(w->queued_last);
         free(w->done);
         free(w->turns);
     }
@@ -605,6 +590,9 @@ static void release(State *s)
     free(s->starts);
     free(s->interval_ends);
     free(s->ends);
+    free(s->queue);
+    free(s->copy_begins);
+    free(s->copy_ends);
     free(s->there_at);
     recent_free(&s->spilled);
     recent_free(&s->there);
@@ -617,7 +605,7 @@ int run_sm(const Facts *facts, const Instruction *table, const int32_t *code, co
 {
     State s = {.facts = facts, .table = table, .code = code, .tags = tags, .pieces = pieces, .copies = copies, .own = own,
                .cta_facts = cta_facts, .seed = 1, .known = known, .ending = -1};
-    int64_t products = 0, barriers = 0;
+    int64_t products = 0, barriers = 0, copied = 0;
     int fine = 1, found = NO_MEMORY;
     s.warps = calloc((size_t)facts->programs + 1, sizeof(Warp));
     s.ctas = calloc((size_t)facts->ctas + 1, sizeof(Cta));
@@ -627,8 +615,12 @@ int run_sm(const Facts *facts, const Instruction *table, const int32_t *code, co
     s.starts = malloc(sizeof(double) * (size_t)(products + 1));
     s.interval_ends = malloc(sizeof(double) * (size_t)(products + 1));
     s.ends = malloc(sizeof(double) * (size_t)(products + 1));
+    for (int k = 0; k < facts->ctas; k++) copied += cta_facts[k].copy_count;
+    s.queue = malloc(sizeof(Waiting) * (size_t)(products + 1));
+    s.copy_begins = malloc(sizeof(double) * (size_t)(copied + 1));
+    s.copy_ends = malloc(sizeof(double) * (size_t)(copied + 1));
     s.there_at = calloc((size_t)facts->lines + 2, sizeof(double));
-    fine = fine && s.starts && s.interval_ends && s.ends && s.there_at;
+    fine = fine && s.starts && s.interval_ends && s.ends && s.queue && s.copy_begins && s.copy_ends && s.there_at;
     fine = recent_make(&s.spilled, facts->programs * facts->words) && fine;
     fine = recent_make(&s.there, facts->lines + 1) && fine;
     fine = fine && make_ctas(&s, barriers);

@@ -6,11 +6,10 @@ and share nothing with it but barriers, tensor core and copies.  The rules:
 - one instruction a cycle; a warp's next waits for the stall count of its last and the counters in its wait mask;
 - a pipe is occupied for `RoleCosts.occupies` cycles, tensor memory's port by the bytes that a warp moves through it;
 - the tensor core takes products of tcgen05 in the order of their issue; a commit completes with the last product before it;
-- products of wgmma are queued and served as `WgmmaQueue` says, and while one runs arithmetic takes longer and shares the
-  register ports, as in `model.compiled.sm`; mma.sync occupies its sub-partition's tensor core like any pipe;
+- products of wgmma are queued and served as `WgmmaQueue` says, and while one runs it goes before arithmetic, as in
+  `model.compiled.sm`; mma.sync occupies its sub-partition's tensor core like any pipe;
 - beside wgmma the port of shared memory is the SM's: loads and stores of warps, and copies out, take from the product in service what it does
-  not leave of the port; copies in hardly touch it (a product beside them takes 5 % longer; measured: `tilecast calibrate`,
-  smem/beside_mma); accesses of warps stand in line for it, while the warps go on, as `PortLine` says;
+  not leave of the port; accesses of warps stand in line for it, while the warps go on, as `PortLine` says;
 - copies by lanes come from L2 at the rate of all SMs together, and a group of them is there when its last is;
 - the n-th wait of a warp at a ring of s barriers passes when the (n + 1 - s f)-th phase of the ring is complete, where f is 1
   if the barrier lets the first wait pass; a phase is complete when all who arrive at it have;

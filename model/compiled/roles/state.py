@@ -65,12 +65,14 @@ class State:
         self.issue_free = [0.0] * (len(kernel.roles) + 1)
         self.pipe_free = dict.fromkeys(PIPES, 0.0)
         self.busy = dict.fromkeys((*PIPES, "issue", "port"), 0.0)
-        self.tensor_free = self.copy_free = self.out_free = self.ports_free = 0.0
+        self.tensor_free = self.copy_free = self.out_free = self.slot_free = 0.0
         #: Barriers of which any arrivals complete a phase: when they came, in their order.
         self.came: list[list[float]] = [[] for _ in kernel.barriers]
         hopper = costs.wgmma
         self.queue = (
-            WgmmaQueue(len(self.warps), hopper.mma_queue, hopper.mma_latency, hopper.mma_hidden_fma) if hopper else None
+            WgmmaQueue(len(self.warps), hopper.mma_queue, hopper.mma_latency, hopper.mma_fetch, hopper.mma_beside_copy)
+            if hopper
+            else None
         )
         self.line = PortLine(self.queue, costs) if self.queue else None
         #: Cycles from the end of the product issued last until its commit is seen.
@@ -173,6 +175,8 @@ class State:
         """Earliest issue of the warp's next instruction; None while it waits for something unknown."""
         prepared = warp.program[warp.pc]
         at, counters = warp.free, warp.counters
+        if not prepared.hold and warp.held > at:
+            at = warp.held
         for bit in prepared.waits:
             if counters[bit] > at:
                 at = counters[bit]
@@ -188,8 +192,8 @@ class State:
             taken = self.pipe_free[prepared.code.pipe]
             if taken > at:
                 at = taken
-            if prepared.beside[1] and self.ports_free > at:
-                at = self.ports_free
+            if prepared.beside[1] and self.queue and self.slot_free > at:
+                at = max(at, min(self.slot_free, self.queue.busy(at)))
         free = self.issue_free[warp.issue]
         return free if free > at else at
 
@@ -211,34 +215,29 @@ class State:
             return None if warp.storing else at
         return self.queue.room(at) if one.kind == "wgmma" else self.queue.through(warp.index, one.amount, at)
 
-    def occupy(self, prepared: Prepared, now: float) -> tuple[float, float]:
-        """(cycles of its pipe, cycles beyond its stall) of an instruction that is issued at ``now``."""
-        queue = self.queue
-        if queue is None or not queue.runs(now):
-            return prepared.taken, 0.0
-        if prepared.code.pipe == "fma" and now < queue.free:
-            # A matrix instruction that does not advance does not slow others either.
-            hides = queue.hidden > 0.0
-            queue.steal()
-            if not hides:
-                return prepared.taken, 0.0
-        taken, ports, gap = prepared.beside
-        self.ports_free = max(self.ports_free, now) + ports
+    def occupy(self, prepared: Prepared, now: float) -> float:
+        """Cycles of its pipe that an instruction takes which is issued at ``now``."""
+        if self.queue is None or not self.queue.runs(now):
+            return prepared.taken
+        taken, slot = prepared.beside
+        if slot:
+            self.slot_free = max(self.slot_free, now) + slot
         # What more an access to shared memory takes, it takes in line.
-        return prepared.taken if prepared.code.kind in SHARED else taken, gap
+        return prepared.taken if prepared.code.kind in SHARED else taken
 
     def issue(self, warp: Warp, now: float) -> None:
         """Effects of the warp's next instruction, issued at ``now``."""
         prepared, costs = warp.program[warp.pc], self.costs
         one = prepared.code
         self.issue_free[warp.issue] = now + 1.0
-        result, release, after = now + prepared.latency, now + costs.operand_release, now + one.stall
+        result, release, after = now + prepared.latency, now + costs.operand_release, now + prepared.stall
         start = now
+        if prepared.hold and now >= warp.held and self.queue and self.queue.runs(now) and self.queue.holds(now):
+            warp.held = now + prepared.hold
         if warp.issue == 0:
             self.busy["issue"] += 1.0
             if one.kind not in ("matrix", "wgmma"):
-                taken, gap = self.occupy(prepared, now)
-                after += gap
+                taken = self.occupy(prepared, now)
                 start = max(self.pipe_free[one.pipe], now)
                 self.pipe_free[one.pipe] = start + taken
                 self.busy[one.pipe] += prepared.taken
@@ -268,7 +267,9 @@ class State:
             self.tensor_free = max(self.tensor_free, now) + cycles
             self.busy["tensor"] += cycles
         elif one.kind == "wgmma" and self.queue:
-            self.queue.issue(warp.index, now, prepared.product[0], bool(one.amount), prepared.port)
+            self.queue.issue(
+                warp.index, now, prepared.product[0], bool(one.amount), prepared.port, one.source == "smem"
+            )
             self.busy["tensor"] += prepared.product[0]
             self.busy["port"] += prepared.port
         elif one.kind == "group_copy":
@@ -281,7 +282,10 @@ class State:
             self.arrive(warp, one, max(self.tensor_free, now) + self.completion)
         elif one.kind == "copy":
             self.copy_free = max(self.copy_free, now) + one.amount / costs.copy_bytes
-            self.arrive(warp, one, self.copy_free + costs.copy_latency)
+            landed = self.copy_free + costs.copy_latency
+            if self.queue:
+                self.queue.copy(landed - one.amount / costs.copy_bytes, landed)
+            self.arrive(warp, one, landed)
         elif one.kind == "copy_out":
             begin = max(self.out_free, now)
             rate = costs.add_bytes if one.source == "add" else costs.out_bytes

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from tilecast.model.compiled.roles.code import MATRIX_KINDS, RoleCode, RoleInstruction
 from tilecast.model.compiled.roles.costs import RoleCosts
+from tilecast.model.compiled.units.prepared import port_hold
 
 #: Kinds of instructions that wait for what other roles or engines do.
 _ASKING = frozenset({"wait", "named_wait", "group_wait", "wgmma", "wgmma_wait", "fence", "shared_load", "shared_store"})
@@ -22,20 +23,24 @@ class Prepared(NamedTuple):
     code: RoleInstruction
     waits: tuple[int, ...]
     taken: float
+    #: Cycles before the same warp's next instruction.
+    stall: int
     latency: float
     product: tuple[float, float]
     #: Cycles of the shared-memory port.
     port: float
-    #: Beside wgmma: cycles of its pipe (of an access to shared memory: until its registers are moved), of the register ports, and of
-    #: a gap after it.
-    beside: tuple[float, float, float]
+    #: Beside wgmma: cycles of its pipe (of an access to shared memory: until its registers are moved), and until another FMA or ALU
+    #: instruction may issue (0: it is none).
+    beside: tuple[float, float]
+    #: Cycles that it holds its warp beside a product that leaves nothing of the port.
+    hold: float
     #: Its kind, where it waits for more than counters and pipes.
     asks: str
 
 
 class Warp:
     __slots__ = (
-        "arrivals", "counters", "done", "expected", "free", "groups", "index", "issue", "iterates", "known", "laps", "last", "left", "meeting",
+        "arrivals", "counters", "done", "expected", "free", "groups", "held", "index", "issue", "iterates", "known", "laps", "last", "left", "meeting",
         "multiplies", "name", "passed", "pc", "program", "reached", "skipped", "standing", "stored", "storing", "times", "under_way",
     )  # fmt: skip
 
@@ -75,6 +80,8 @@ class Warp:
         #: Named barrier where it stands -> which of its meetings.
         self.meeting: dict[int, int] = {}
         self.skipped: set[RoleInstruction] = set()
+        #: Until when what does not go through the port of shared memory waits.
+        self.held = 0.0
 
     def expect(self, one: RoleInstruction) -> None:
         """An access to shared memory waits for the port: when the counter that it raises is clear is unknown."""
@@ -114,18 +121,27 @@ class Warp:
 
 
 def _prepare(one: RoleInstruction, costs: RoleCosts) -> Prepared:
-    beside = (0.0, 0.0, 0.0)
+    beside, stall = (0.0, 0.0), one.stall
     if costs.wgmma and one.kind != "mma_sync" and one.pipe in costs.wgmma.pipe:
         taken = costs.wgmma.pipe_under_mma[one.pipe]
         if one.kind in SHARED:
             taken = (costs.load_register if one.kind == "shared_load" else costs.store_register) * one.amount
-        beside = (taken, costs.wgmma.ports_under_mma[one.pipe], costs.wgmma.gap_under_mma[one.pipe])
+        beside, stall = (taken, costs.wgmma.slot_under_mma[one.pipe]), max(stall, costs.wgmma.least_stall[one.pipe])
     product = costs.product(one) if one.kind in MATRIX_KINDS else (0.0, 0.0)
     taken = product[0] if one.kind == "mma_sync" else costs.occupies(one)
     port = costs.port(one) if one.kind in ("wgmma", *SHARED) else 0.0
     waits = tuple(bit for bit in range(6) if one.waits >> bit & 1)
     return Prepared(
-        one, waits, taken, costs.latency[one.latency], product, port, beside, one.kind if one.kind in _ASKING else ""
+        one,
+        waits,
+        taken,
+        stall,
+        costs.latency[one.latency],
+        product,
+        port,
+        beside,
+        port_hold(one.kind, one.latency, costs.wgmma.port_hold) if costs.wgmma else 0.0,
+        one.kind if one.kind in _ASKING else "",
     )
 
 

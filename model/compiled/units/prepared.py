@@ -16,9 +16,10 @@ class IssueCosts(NamedTuple):
 
     pipe: dict[str, float]
     pipe_under_mma: dict[str, float]
-    ports_under_mma: dict[str, float]
-    gap_under_mma: dict[str, float]
+    slot_under_mma: dict[str, float]
+    least_stall: dict[str, int]
     smem_port: dict[str, float]
+    port_hold: dict[str, float]
     latency: dict[str, float]
 
 
@@ -28,8 +29,7 @@ class Prepared(NamedTuple):
     pipe: int
     taken: float
     taken_under_mma: float
-    ports: float
-    gap: float
+    slot: float
     stall: int
     waits: tuple[int, ...]
     write_counter: int
@@ -37,11 +37,12 @@ class Prepared(NamedTuple):
     latency: float
     kind: str
     conditional: bool
-    fma: bool
     amount: int
     mma_cycles: float
     #: Cycles of the SM's shared-memory port.
     port: float
+    #: Cycles that it holds its warp beside a product that leaves nothing of that port; 0 for what does not go through it.
+    hold: float
     commits: bool
     from_registers: bool
     word: int
@@ -54,13 +55,21 @@ def prepare(
     port = _port_cycles(instruction, costs.smem_port)
     conditional = kind in _CONDITIONAL and not (kind == "barrier" and instruction.amount < 2)
     return Prepared(
-        PIPES.index(pipe), costs.pipe[pipe], costs.pipe_under_mma[pipe], costs.ports_under_mma[pipe],
-        costs.gap_under_mma[pipe], instruction.stall, tuple(bit for bit in range(6) if instruction.waits >> bit & 1),
+        PIPES.index(pipe), costs.pipe[pipe], costs.pipe_under_mma[pipe], costs.slot_under_mma[pipe],
+        max(instruction.stall, costs.least_stall[pipe]), tuple(bit for bit in range(6) if instruction.waits >> bit & 1),
         instruction.write_counter, instruction.read_counter, costs.latency[instruction.latency], kind, conditional,
-        pipe == "fma", instruction.amount,
-        mma[instruction.amount, instruction.from_registers] if kind == "mma" else 0.0, port, instruction.commits,
-        instruction.from_registers, instruction.word,
+        instruction.amount,
+        mma[instruction.amount, instruction.from_registers] if kind == "mma" else 0.0, port,
+        port_hold(kind, instruction.latency, costs.port_hold), instruction.commits, instruction.from_registers, instruction.word,
     )  # fmt: skip
+
+
+def port_hold(kind: str, latency: str, costs: dict[str, float]) -> float:
+    """Cycles that an instruction holds its warp beside a product that leaves nothing of the shared-memory port; 0 for one that does not go
+    through that."""
+    if kind in ("spill", "reload", "shared_load", "shared_store"):
+        return costs["access"]
+    return costs["arrive"] if kind == "arrive" else costs["shuffle"] if latency == "shuffle" else 0.0
 
 
 def _port_cycles(one: WarpInstruction, costs: dict[str, float]) -> float:

@@ -199,13 +199,18 @@ class Operations:
         exposed = m.get("issue.one_warp_exposed_share", 0.0)
         parts = (common.one_warp_cycles(m, done), through, read)
         alone = max(parts) + exposed * (sum(parts) - max(parts)) + self._epilogue_waits(first=end == self.ends(half)[0])
+        beside = 0.0
         if self.code:
             # Behind the last part a warpgroup that does not take turns goes on to its next tile's first product.
             part = self.ends(half).index(end)
+            beside = self.code.epilogue_beside[part]
             alone = self.code.epilogue[part] + (self.code.begin if self.tiles == 1 and part == self.boxes - 1 else 0.0)
         role = f"consumer{t + half}" if self.hopper else f"warps{t}" if self.portable else "epilogue"
         name = f"epilogue{t}{end}"
-        return Op(name, "epilogue", role, tuple(demand), max([alone, *(c for _, c in demand)]), tile=t, instructions=done.instructions)  # fmt: skip
+        return Op(
+            name, "epilogue", role, tuple(demand), max([alone, *(c for _, c in demand)]), tile=t, instructions=done.instructions,
+            beside_mma_cycles=beside,
+        )  # fmt: skip
 
     def _epilogue_waits(self, first: bool) -> float:
         """Latencies, barriers and polls of a part of an epilogue; its ``first`` part also asks for the accumulator."""

@@ -70,7 +70,8 @@ def test_preset_and_shapes(tmp_path: Path) -> None:
     shapes.write_text("heads,seqlen,head_dim,causal\n16,2048,128,1\n16,4096,64,0\n")
     table = tilecast("predict", "--machine", "h200-sxm", "--shapes", str(shapes))
     assert table.returncode == 0
-    assert len(table.stdout.splitlines()) == 4
+    # A row for each shape; the name of its kernel may take two lines.
+    assert table.stdout.count("from machine code") == 2
     assert len(json.loads(tilecast("predict", "--machine", "h200-sxm", "--shapes", str(shapes), "--json").stdout)) == 2
 
 

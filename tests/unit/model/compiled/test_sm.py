@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,17 +13,21 @@ from hypothesis import strategies as st
 from support.sm_runs import run_both
 
 from tilecast.model.compiled.code import LATENCIES, PIPES, CodeError, WarpInstruction
-from tilecast.model.compiled.costs import WarpCosts
+from tilecast.model.compiled.costs import WarpCosts, mma_cycles, warp_costs
 from tilecast.model.compiled.sm import MARK, Cta, SmRun, Step, Tag
+from tilecast.model.machine.machine import load_machine
+
+ROOT = Path(__file__).resolve().parents[4]
 
 COSTS = WarpCosts(
     pipe={**dict.fromkeys(PIPES, 1.0), "alu": 2.0, "mufu": 8.0},
     pipe_under_mma={**dict.fromkeys(PIPES, 1.0), "alu": 4.0, "mufu": 8.0},
-    ports_under_mma=dict.fromkeys(PIPES, 0.0), gap_under_mma=dict.fromkeys(PIPES, 0.0),
+    slot_under_mma=dict.fromkeys(PIPES, 0.0), least_stall=dict.fromkeys(PIPES, 1),
     smem_port={"row": 0.25, "word": 4.0},
+    port_hold={"arrive": 0.0, "access": 0.0, "shuffle": 0.0},
     latency={**dict.fromkeys(LATENCIES, 4.0), "mufu": 20.0, "poll": 2.0}, operand_release=5.0, barrier=10.0,
     barrier_spread=0.0,
-    handover=30.0, one_way=30.0, mma_latency=50.0, mma_latency_register=45.0, mma_queue=6, mma_hidden_fma=1.0, tma_latency=100.0,
+    handover=30.0, one_way=30.0, mma_latency=50.0, mma_fetch=0.0, mma_beside_copy=0.0, mma_queue=6, tma_latency=100.0,
     tma_latency_hbm=200.0, tma_issue=3.0, store_queue_bytes=0.0, spill_words=1000, reload_latency=80.0,
     fetch_lines=1e9, fetch_near_lines=1e9, fetch_cycles=0.0, fetch_full_cycles=0.0, fetch_far_cycles=0.0,
     tma_bytes_per_clk=16.0, memory_bytes_per_clk=4.0, store_bytes_per_clk=8.0, barrier_setup=40.0, cta_setup=0.0,
@@ -95,7 +101,7 @@ def test_mma_wait_lets_the_newest_groups_fly() -> None:
 
 def test_a_group_ends_with_its_last_instruction_and_operands_from_registers_cost_their_own() -> None:
     found = run(steps(mma(commits=False), mma(from_registers=True), mma_wait(0), MARK))
-    assert found.marks == ((32 + 40 + 45 + 1.0,),)
+    assert found.marks == ((32 + 40 + 50 + 1.0,),)
     shared = run(steps(mma(commits=False, from_registers=True), mma(), mma_wait(0), MARK))
     assert shared.marks == ((40 + 32 + 50 + 1.0,),)
     assert found.tensor_cycles == found.busy["tensor"] == 72.0
@@ -131,37 +137,113 @@ def test_arithmetic_is_slower_while_the_tensor_core_runs() -> None:
     assert run(steps(mma(), op(stall=31), *arithmetic)).marks == ((37.0,),)
 
 
-def test_register_ports_are_shared_by_pipes_while_the_tensor_core_runs() -> None:
-    costs = replace(COSTS, ports_under_mma={**COSTS.ports_under_mma, "alu": 6.0, "fma": 6.0})
-    pipes = steps(mma(), op("alu"), op("fma"), op("alu"), MARK)
-    assert run(pipes, costs=costs).marks == ((14.0,),)  # at 1, 7, 13
-    assert run(pipes[1:], costs=costs).marks == ((3.0,),)
+#: FMA and ALU instructions one in four cycles while a product runs.
+SLOTS = replace(COSTS, slot_under_mma={**COSTS.slot_under_mma, "alu": 4.0, "fma": 4.0}, pipe_under_mma=COSTS.pipe)
 
 
-def test_fma_delays_the_matrix_instruction_in_service_beyond_what_it_hides() -> None:
+def test_fma_and_alu_of_all_warps_share_a_slot_while_a_product_runs() -> None:
     product = steps(mma(), mma_wait(0), MARK)
-    stream = steps(*[op("fma")] * 20, MARK)
-    assert run(product, stream).marks[0] == (83.0,)  # 32 cycles and 50 of latency: every cycle hides an FMA
-    costs = replace(COSTS, mma_hidden_fma=0.25)
-    assert run(product, stream, costs=costs).marks[0] == (83.0 + 12.0,)  # 8 of 20 are hidden
-    assert run(product, steps(*[op("alu")] * 20, MARK), costs=costs).marks[0] == (83.0,)
-    # FMA after its end delays nothing, nor does what the warp itself waits for.
-    assert run(product, steps(op("uniform", 40), *[op("fma")] * 20, MARK), costs=costs).marks[0] == (83.0,)
+    found = run(
+        product, steps(op("uniform"), op("fma"), op("alu"), MARK), steps(op("uniform"), op("fma"), MARK), costs=SLOTS
+    )
+    # At 3, 11 and 7, where alone they would be at 2, 4 and 3.
+    assert found.marks == ((83.0,), (12.0,), (8.0,))
+    assert run(steps(op("uniform"), op("fma"), op("alu"), MARK), costs=SLOTS).marks == ((3.0,),)
+    # Others do not stand in that line.
+    assert run(product, steps(op("uniform", 2), op("fma"), op("mufu"), op("uniform"), MARK), costs=SLOTS).marks[1] == (
+        6.0,
+    )
 
 
-def test_a_delayed_matrix_instruction_delays_those_behind_it() -> None:
-    costs = replace(COSTS, mma_hidden_fma=0.0)
-    two = steps(mma(commits=False), mma(), mma_wait(0), MARK)
-    assert run(two).marks[0] == (115.0,)
-    assert run(two, steps(op("uniform", 2), *[op("fma")] * 5, MARK), costs=costs).marks[0] == (120.0,)
+def test_a_slot_is_free_again_when_the_last_product_ends() -> None:
+    late = steps(op("uniform", 30), op("fma"), op("fma"), op("fma"), MARK)
+    assert run(steps(mma(), MARK), late, costs=SLOTS).marks[1] == (34.0,)  # at 31, 32 (the end) and 33
+    # Not where another product follows.
+    assert run(steps(mma(False), mma(), MARK), late, costs=SLOTS).marks[1] == (40.0,)  # at 31, 35 and 39
 
 
-def test_a_matrix_instruction_that_does_not_advance_slows_nobody() -> None:
-    slow = replace(COSTS, mma_hidden_fma=0.0, pipe_under_mma={**COSTS.pipe_under_mma, "fma": 3.0})
-    fast = run(steps(mma(), MARK), steps(op("uniform", 2), *[op("fma")] * 10, MARK), costs=slow)
-    assert fast.marks[1] == (13.0,)  # one an issue slot from 3 on
-    hidden = replace(slow, mma_hidden_fma=1.0)
-    assert run(steps(mma(), MARK), steps(op("uniform", 2), *[op("fma")] * 10, MARK), costs=hidden).marks[1][0] > 25.0
+@given(st.integers(0, 9), st.sampled_from(["fma", "alu", "mufu"]))
+def test_arithmetic_does_not_delay_a_product_under_way(count: int, pipe: str) -> None:
+    assert run(steps(mma(), mma_wait(0), MARK), steps(*[op(pipe)] * count, MARK), costs=SLOTS).marks[0] == (83.0,)
+
+
+def test_a_pipe_may_hold_a_warp_longer_than_its_stall_count() -> None:
+    costs = replace(COSTS, least_stall={**COSTS.least_stall, "mufu": 2})
+    assert run(steps(op("mufu"), op("fma"), MARK), costs=costs).marks == ((3.0,),)
+    assert run(steps(op("mufu", 5), op("fma"), MARK), costs=costs).marks == ((6.0,),)
+    # Its neighbour goes on.
+    assert run(steps(op("mufu"), MARK), steps(op("fma"), MARK), costs=costs).marks == ((2.0,), (3.0,))
+
+
+def test_a_product_with_a_in_shared_memory_begins_when_that_is_fetched() -> None:
+    costs = replace(COSTS, mma_fetch=16.0)
+    wait = (mma_wait(0), MARK)
+    assert run(steps(mma(), *wait), costs=costs).marks == ((16.0 + 83.0,),)
+    assert run(steps(mma(from_registers=True), *wait), costs=costs).marks == ((91.0,),)
+    # Behind another it is hidden, and one with A in registers behind it does not go before it.
+    assert run(steps(mma(False), mma(), *wait), costs=costs).marks == ((16.0 + 32.0 + 83.0,),)
+    assert run(steps(mma(False), mma(from_registers=True), *wait), costs=costs).marks == ((16.0 + 32.0 + 91.0,),)
+
+
+def test_fma_beside_anothers_products_are_as_slow_as_measured_and_cost_them_nothing() -> None:
+    """data/measured/h200_two_warpgroups.csv, paced laps of head_dim 128: 32 FMA after the products, and 64."""
+    with (ROOT / "data" / "measured" / "h200_two_warpgroups.csv").open(encoding="utf-8", newline="") as file:
+        rows = [
+            row
+            for row in csv.DictReader(file)
+            if (row["mode"], row["head_dim"], row["distance"]) == ("paced", "128", "200")
+        ]
+    of = {(row["stream"], row["repeats"], row["warpgroups"]): row for row in rows}
+    measured = [float(of["ffma_3src", str(repeats), "2"]["softmax_cycles_0"]) for repeats in (1, 2)]
+    machine = load_machine("h200-sxm")
+    costs = warp_costs(machine, 1980.0)
+    products = {(128, True): mma_cycles(machine, 128, True, "bf16")}
+    product = mma(from_registers=True)._replace(amount=128)
+
+    def beside(count: int) -> SmRun:
+        warps = steps(*[product] * 8, mma_wait(0), MARK), steps(op("uniform", 80), *[op("fma")] * count, MARK)
+        return run_both([Cta(warps, ())], costs, products)
+
+    fewer, more = beside(32), beside(64)
+    assert more.marks[1][0] - fewer.marks[1][0] == pytest.approx(measured[1] - measured[0], rel=0.05)
+    assert more.marks[0] == fewer.marks[0] == beside(0).marks[0]
+
+
+@pytest.mark.parametrize("distance", [200, 300, 400])
+def test_a_warpgroup_whose_products_are_under_way_is_not_held_up_by_anothers(distance: int) -> None:
+    """data/measured/h200_two_warpgroups.csv, paced laps of products alone: Q K^T (A in shared memory) and P V of head_dim 128."""
+    with (ROOT / "data" / "measured" / "h200_two_warpgroups.csv").open(encoding="utf-8", newline="") as file:
+        rows = [
+            row for row in csv.DictReader(file)
+            if (row["mode"], row["stream"], row["head_dim"]) == ("paced", "none", "128")
+        ]  # fmt: skip
+    measured_alone = next(float(row["products_cycles_0"]) for row in rows if row["warpgroups"] == "1")
+    row = next(row for row in rows if (row["warpgroups"], row["distance"]) == ("2", str(distance)))
+    machine = load_machine("h200-sxm")
+    products = {(n, home): mma_cycles(machine, n, home, "bf16") for n, home in ((64, False), (128, True))}
+    lap = (
+        *[mma(commits=step == 7)._replace(amount=64) for step in range(8)],
+        *[mma(commits=step == 3, from_registers=True)._replace(amount=128) for step in range(4)],
+        mma_wait(0),
+    )
+    # Between the benchmark's clocks and its first product are 45 cycles.
+    delayed = steps(op("uniform", distance + 45), MARK, *lap, MARK)
+    costs = warp_costs(machine, 1980.0)
+    (alone,) = run_both([Cta((steps(MARK, *lap, MARK),), ())], costs, products).marks
+    found = run_both([Cta((steps(MARK, *lap, MARK), delayed), ())], costs, products)
+    for group, (begin, end) in enumerate(found.marks):
+        held = float(row[f"products_cycles_{group}"]) - measured_alone
+        # In turns the first would be held up for 128, 64 and 32 cycles.
+        assert (end - begin) - (alone[1] - alone[0]) == pytest.approx(held, abs=20.0)
+
+
+def test_products_beside_copies_take_longer() -> None:
+    """Tiles come in for four cycles each, the first until 104."""
+    product = steps(op("uniform", 99), mma(), mma_wait(0), MARK)
+    costs = replace(COSTS, mma_beside_copy=0.5)
+    copies = tuple((tag, size, 2, latency, share) for tag, size, _, latency, share in K)
+    took = [run(product, copies=copies[:count], costs=costs).marks[0][0] for count in (0, 1, 2)]
+    assert took == [99 + 32 + 50 + 1.0, took[0] + 0.5 * 4.0, took[0] + 0.5 * 8.0]
 
 
 def shuffles(number: int) -> tuple[WarpInstruction, ...]:
@@ -174,7 +256,7 @@ def shuffles(number: int) -> tuple[WarpInstruction, ...]:
         # A and B of 64 rows and columns take all 32 cycles of the port: each of four shuffles costs the product four.
         (False, 32.0 + 4 * 4.0 + 50.0),
         # B alone takes 16 of 40: what is left is more than four shuffles take.
-        (True, 40.0 + 45.0),
+        (True, 40.0 + 50.0),
     ],
 )
 def test_shuffles_take_from_a_product_what_it_does_not_leave_of_the_shared_memory_port(
@@ -184,13 +266,31 @@ def test_shuffles_take_from_a_product_what_it_does_not_leave_of_the_shared_memor
     assert run(product, steps(*shuffles(4), MARK)).marks[0] == (seen + 1.0,)
     # Other instructions of that pipe leave the port alone.
     other = (op("shared", 8),) * 4
-    assert run(product, steps(*other, MARK)).marks[0] == (32.0 + 50.0 + 1.0 if not from_registers else 86.0,)
+    assert run(product, steps(*other, MARK)).marks[0] == ((40.0 if from_registers else 32.0) + 50.0 + 1.0,)
 
 
 def test_a_shuffle_before_a_product_still_holds_the_port() -> None:
     late = steps(op("uniform", 2), mma(), mma_wait(0), MARK)
     # Issued at 0, through at 4; the product that begins at 2 waits for the rest.
     assert run(steps(*shuffles(1), MARK), late).marks[1] == (2.0 + 2.0 + 32.0 + 50.0 + 1.0,)
+
+
+@pytest.mark.parametrize(("from_registers", "after"), [(False, 41.0), (True, 9.0)])
+def test_accesses_hold_their_warps_beside_a_product_that_leaves_nothing_of_the_port(
+    from_registers: bool, after: float
+) -> None:
+    costs = replace(COSTS, port_hold={"arrive": 40.0, "access": 30.0, "shuffle": 20.0})
+    product = steps(mma(from_registers=from_registers), mma_wait(0), MARK)
+    arrive = WarpInstruction("shared", 8, 0, 7, 7, "fixed", "arrive", 0)
+    assert run(product, steps(arrive, MARK), costs=costs).marks[1] == (after,)
+    assert run(product, steps(*shuffles(1), MARK), costs=costs).marks[1] == (after - 20.0 if after > 20.0 else after,)
+    # Several in a row hold it as long as one.
+    reload = WarpInstruction("shared", 4, 0, 7, 7, "local", "reload", 4, word=0)
+    several = run(product, steps(reload, reload, reload, MARK), costs=costs).marks[1][0]
+    assert several == (31.0 if not from_registers else run(product, steps(reload, reload, reload, MARK)).marks[1][0])
+    # Alone nothing does, nor what does not go through the port.
+    assert run(steps(arrive, MARK), costs=costs).marks == ((8.0,),)
+    assert run(product, steps(op("shared", 8), MARK), costs=costs).marks[1] == (9.0,)
 
 
 def test_spilled_words_go_through_the_port_by_their_bytes() -> None:

@@ -513,7 +513,7 @@ def test_prefill_takes_its_loop_from_machine_code_where_one_is_at_hand() -> None
     as half a block."""
     batch = Batch(parse_requests("1x4096:4096"), replace(HEADS, head_dim_qk=64, head_dim_v=64))
     launch = evaluate_step(batch, H200, shipped_pair(batch, H200), 1500.0).launches[-1]
-    assert launch.costs.periods[0] > 1.1 * launch.trace.ii_cycles
+    assert launch.costs.periods[0] > 1.05 * launch.trace.ii_cycles
     assert 0.4 * launch.costs.periods[0] < launch.costs.masked < launch.costs.periods[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from statistics import fmean
 
 from tilecast.validation.lab.calibrate.facts.rule import Found, Rule, Table, spread
 from tilecast.validation.lab.calibrate.store import Row
@@ -107,6 +108,21 @@ def _queue_depth(table: Table) -> Found | None:
             depths.append(16 - row.value / rate.value)
             rows.append(row)
     return Found(depths[0], min(depths), max(depths), tuple(rows)) if depths else None
+
+
+def _beside_copies(table: Table) -> Found | None:
+    """Cycles by which a copied byte lengthens the matrix instruction that it lands beside, whatever that reads."""
+    found: list[tuple[float, Row, bool]] = []
+    for row in table.all("smem/beside_mma", "cycles_per_mma", stream="none", fill=True):
+        params = table.params(row)
+        columns = int(str(params["n"]))
+        copied = table.one("smem/beside_mma", "fill_bytes_per_clk", **params)
+        if copied is not None:
+            found.append(((row.value / (columns / 2) - 1.0) / copied.value, row, columns == 128))
+    chosen = [value for value, _, usual in found if usual]
+    values = [value for value, _, _ in found]
+    rows = tuple(row for _, row, usual in found if usual)
+    return Found(fmean(chosen), min(values), max(values), rows, "range over N") if chosen else None
 
 
 def _rate(table: Table, stream: str, warps: int = 4) -> Row | None:
@@ -272,6 +288,7 @@ RULES: dict[str, Rule] = {
     "tensor.mma_latency_2cta_ts_cycles": partial(_tcgen05_latency, ctas=2, a="tmem"),
     "tensor.mma_rs_floor_cycles": lambda t: spread([_wgmma_rate(t, 8, "register"), _wgmma_rate(t, 16, "register")]),
     "tensor.mma_queue_depth": _queue_depth,
+    "tensor.mma_cycles_per_copied_byte": _beside_copies,
     "mufu.ex2_per_clk": lambda t: _lanes(t, "ex2"),
     "mufu.ex2_latency_cycles": lambda t: _latency(t, "ex2"),
     "mufu.ex2_emulation_fma_slots": _emulation,

@@ -107,4 +107,4 @@ def test_code_of_another_variant_of_the_loop_comes_as_close_as_own_code() -> Non
             (own if code.variant == point.variant else others).append(abs(error))
     assert len(own) > 190 and len(others) > 90
     assert statistics.mean(own) < 0.043
-    assert statistics.mean(others) < 0.045
+    assert statistics.mean(others) < 0.051

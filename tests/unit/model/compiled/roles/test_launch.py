@@ -116,7 +116,8 @@ def test_ends_of_a_tile_do_not_go_by_the_iterations_that_they_are_told_from(monk
     other = replace(told.steady, cycles=told.steady.cycles - 300.0)
     assert cta_cost(kernel, COSTS, steady=other).ends == told.ends
     monkeypatch.setattr(launches, "_TOLD", 48)
-    assert cta_cost(kernel, COSTS).ends == pytest.approx(told.ends, rel=0.01)
+    # Where its two warpgroups stand to each other at an end is worth a twentieth of an iteration.
+    assert cta_cost(kernel, COSTS).ends == pytest.approx(told.ends, abs=0.05 * told.steady.cycles)
     assert tile_cycles(kernel, COSTS, 8) == pytest.approx(told.ends + 8 * pace, rel=0.01)
 
 
