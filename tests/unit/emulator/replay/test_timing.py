@@ -77,8 +77,8 @@ def test_both_routes_agree(kernel: str) -> None:
 
 @pytest.mark.parametrize("kernel", ["hopper_ws_d96_full", "hopper_ws_d128_full"])
 def test_products_of_warpgroups_in_turns_are_what_the_pipeline_has_not(kernel: str) -> None:
-    """The tensor core takes an instruction of each warpgroup in turn, so that all their products end late; machine code, where this is
-    simulated too, stands on the source's side."""
+    """The replay takes an instruction of each warpgroup in turn, so that all their products end late; machine code, whose products go in the
+    order of their issue, stands on the pipeline's side."""
     found = compared(kernel)
     assert found.difference > 0.2
     assert abs(dict(found.without)[TURNS]) <= AGREES
@@ -87,7 +87,7 @@ def test_products_of_warpgroups_in_turns_are_what_the_pipeline_has_not(kernel: s
     code = shipped(written, done.machine, parse_variant(done.header["variant"])).code
     assert code is not None
     seen = forecast(code, replace(written, dtype="fp16"), done.machine, done.machine["chip.clock_rated_mhz"])
-    assert found.ii_cycles == pytest.approx(seen.cycles_per_block, rel=0.1)
+    assert found.model_ii_cycles == pytest.approx(seen.cycles_per_block, rel=0.06)
 
 
 def test_addresses_before_products_are_what_hoppers_short_loop_has_more_in_the_pipeline() -> None:
