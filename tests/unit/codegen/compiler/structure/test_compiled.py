@@ -221,8 +221,8 @@ def test_the_steady_loop_of_a_hopper_kernel(hopper: KernelShape) -> None:
     assert free == {1}, "a slot of K and V is free at first, also where the first wait's parity is not known"
     costs = role_costs(load_machine("h200-sxm"))
     run = run_roles(found, costs)
-    # Eight products of 32 cycles a warpgroup.
-    assert run.busy["tensor"] == pytest.approx(3 * 8 * 32)
+    # Eight products of 32 cycles a warpgroup; over 16 iterations, at whose two ends the warpgroups need not stand alike.
+    assert run.busy["tensor"] == pytest.approx(3 * 8 * 32, abs=3 * 32 / 16)
     assert run.busy["tensor"] < run.cycles < 2 * run.busy["tensor"]
     # Exponentials of 64 x 64 scores on four sub-partitions of a quarter of 16 a cycle each.
     assert run.busy["mufu"] == pytest.approx(3 * 64 * 64 / 16, rel=0.02)
