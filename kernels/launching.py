@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tilecast.kernels.starting import Start, on_device, starter, takes_of, told_apart
+from tilecast.kernels.starting import Start, compiled_starter, on_device, takes_of, told_apart
 
 #: Shapes that a launcher remembers; when there are more, it forgets them all.
 MOST_PLANS = 256
@@ -185,9 +185,7 @@ def _step(one: tuple[Any, ...], apart: list[Any], scales: int, options: dict[str
     takes = takes_of(arguments, apart)
     takes.update({len(arguments) + i: len(apart) + i for i in range(scales)})
     arguments = (*arguments, *[1.0] * scales)
-    # An interpreter compiles nothing.
-    compiled = kernel.warmup(*arguments, grid=grid, **options) or kernel
-    return starter(compiled, grid, arguments, takes, len(apart) + given)
+    return compiled_starter(kernel, options, grid, arguments, takes, len(apart) + given)
 
 
 def e4m3_launcher(module: Any) -> Callable[..., None]:

@@ -46,6 +46,17 @@ def starter(
     return prepared(kernel, grid, arguments, takes, given, slow) or slow  # type: ignore[arg-type]
 
 
+def compiled_starter(
+    kernel: Any, options: Mapping[str, Any], grid: tuple[int, ...], arguments: Sequence[Any], takes: Mapping[int, int], given: int,
+    follows: bool = False,
+) -> Start:  # fmt: skip
+    """`starter` of a kernel that is compiled for its arguments first; where it ``follows`` it may begin before the launch before has ended."""
+    if follows:
+        options = {**options, "launch_pdl": True}
+    # An interpreter compiles nothing.
+    return starter(kernel.warmup(*arguments, grid=grid, **options) or kernel, grid, arguments, takes, given)
+
+
 def _by_triton(run: Any, arguments: Sequence[Any], takes: Mapping[int, int]) -> Start:
     kept = [None if at in takes else argument for at, argument in enumerate(arguments)]
     described = [

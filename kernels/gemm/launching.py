@@ -10,7 +10,7 @@ import torch
 
 from tilecast.kernels.lasting import capturing, lasting_zeros
 from tilecast.kernels.launching import MOST_PLANS
-from tilecast.kernels.starting import Start, on_device, starter
+from tilecast.kernels.starting import Start, compiled_starter, on_device
 
 #: Numbers that programs count in, as generated files have it: one to a lane of a warp.
 COUNTERS = 32
@@ -48,10 +48,6 @@ def _crowds(programs: int, device: Any) -> bool:
     fewer than all SMs hold."""
     sms = torch.cuda.get_device_properties(device).multi_processor_count
     return bool(2 * sms < programs < 12 * sms)
-
-
-def _options(options: Any, follows: int) -> dict[str, Any]:
-    return {**options, "launch_pdl": True} if follows else options
 
 
 def _nothing(device: Any) -> tuple[Any, ...]:
@@ -128,13 +124,13 @@ def parted_launcher(module: Any) -> Callable[..., None]:
             overlaps, programs = _overlaps(a.device), d.shape[0] * -(-d.shape[1] // module.MERGED.value)
             early = overlaps and not _crowds(programs, a.device)
             grid, arguments = module.merge_plan(sums, c if adds else None, d, alpha, beta, early)
-            merge = module.merge.warmup(*arguments, grid=grid, **_options({"num_warps": 4}, early)) or module.merge
             # Behind them: most parts, whether C is added, whether anything is scaled, whether sums are waited for.
             factors = len(arguments) - 6
+            takes = {0: 0, 1: 1, 2: 2, factors: 3, factors + 1: 4}
             beside = LEADS * early + FOLLOWS * (follows and overlaps)
             starts = plans[key] = (
                 _plan(module, a, b, None, sums, 1.0, 0.0, (), beside),
-                starter(merge, grid, arguments, {0: 0, 1: 1, 2: 2, factors: 3, factors + 1: 4}, 5),
+                compiled_starter(module.merge, {"num_warps": 4}, grid, arguments, takes, 5, early),
             )
         product, merging = starts
         product(a, b, sums, sums, 1.0, 0.0)
@@ -156,10 +152,10 @@ def copier(module: Any) -> Callable[..., None]:
             if len(plans) >= MOST_PLANS:
                 plans.clear()
             grid, arguments = module.plan(x, to, other, other_to, _overlaps(x.device))
-            kernel = module.copy.warmup(*arguments, grid=grid, **module.OPTIONS) or module.copy
             # The other matrix begins where the first one's numbers end.
             second = next(i for i, argument in enumerate(arguments) if i > 1 and isinstance(argument, torch.Tensor))
-            start = plans[key] = starter(kernel, grid, arguments, {0: 0, 1: 1, second: 2, second + 1: 3}, 4)
+            takes = {0: 0, 1: 1, second: 2, second + 1: 3}
+            start = plans[key] = compiled_starter(module.copy, module.OPTIONS, grid, arguments, takes, 4)
         start(*tensors)
 
     return copy
@@ -173,11 +169,9 @@ def _plan(
     if not planned:
         return False
     grid, arguments = planned
-    # An interpreter compiles nothing.
-    options = _options(module.OPTIONS, beside & FOLLOWS)
-    kernel = module.multiply.warmup(*arguments, grid=grid, **options) or module.multiply
     # Of the arguments only the factors are no whole numbers.
     factor, other = (i for i, argument in enumerate(arguments) if isinstance(argument, float))
     takes = {0: 0, 1: 1, 2: 2, 3: 3, factor: 4, other: 5}
     takes.update({4 + i: 6 + i for i in range(len(more))})
-    return starter(kernel, grid, arguments, takes, 6 + len(more))
+    follows = bool(beside & FOLLOWS)
+    return compiled_starter(module.multiply, module.OPTIONS, grid, arguments, takes, 6 + len(more), follows)

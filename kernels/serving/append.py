@@ -18,7 +18,7 @@ from tilecast.kernels.errors import AttentionError, UnsupportedError
 from tilecast.kernels.launching import MOST_PLANS
 from tilecast.kernels.registration import register
 from tilecast.kernels.serving.checks import check_appended_values, check_list, check_new
-from tilecast.kernels.starting import on_device, starter, takes_of, told_apart
+from tilecast.kernels.starting import compiled_starter, on_device, takes_of, told_apart
 
 #: Kernels for 16-bit caches and for e4m3 bytes.
 _MODULES = {False: "triton_append", True: "triton_append_e4m3"}
@@ -129,9 +129,8 @@ class Appender:
         module = self._module
         given = told_apart(_in_order(tensors, *_fake(*tensors)))
         grid, arguments = module.plan(*given[:9], given[9:], interleaved, follows)
-        # An interpreter compiles nothing.
-        kernel = module.append.warmup(*arguments, grid=grid, **module.OPTIONS) or module.append
-        start = starter(kernel, grid, arguments, takes_of(arguments, given), len(given))
+        takes = takes_of(arguments, given)
+        start = compiled_starter(module.append, module.OPTIONS, grid, arguments, takes, len(given))
 
         def launch(tensors: tuple[Any, ...], turned: Any, lengths: Any) -> None:
             start(*_in_order(tensors, turned, lengths))

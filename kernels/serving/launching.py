@@ -13,7 +13,7 @@ import torch
 
 from tilecast.kernels.lasting import capturing, lasting_zeros
 from tilecast.kernels.launching import MOST_PLANS
-from tilecast.kernels.starting import on_device, starter, takes_of, told_apart
+from tilecast.kernels.starting import compiled_starter, on_device, takes_of, told_apart
 
 #: What a launch works in, and what is to be called after the others (None: nothing).
 Made = tuple[Any, Callable[[], None] | None]
@@ -205,21 +205,21 @@ class Launcher:
         takes.update({len(arguments) + i: len(given) + i for i in range(2)})
         options = module.options_of(flags) if hasattr(module, "options_of") else module.OPTIONS
 
-        def compiled(
-            kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], takes: Any, options: Any, follows: int
-        ) -> Any:
-            options = {**options, **({"launch_pdl": True} if follows else {})}
-            # An interpreter compiles nothing.
-            return starter(
-                kernel.warmup(*arguments, grid=grid, **options) or kernel, grid, arguments, takes, len(given) + 2
-            )
-
-        start = compiled(module.attention, grid, (*arguments, 1.0, 1.0, *flags), takes, options, beside & FOLLOWS)
+        start = compiled_starter(
+            module.attention,
+            options,
+            grid,
+            (*arguments, 1.0, 1.0, *flags),
+            takes,
+            len(given) + 2,
+            bool(beside & FOLLOWS),
+        )
         join = None
         if joined and joined[0]:
             grid, arguments = joined[0]
             takes = takes_of(arguments, given)
-            join = on_device(
-                compiled(module.attention_join, grid, arguments, takes, module.JOIN_OPTIONS, FOLLOWS), q.get_device()
+            merging = compiled_starter(
+                module.attention_join, module.JOIN_OPTIONS, grid, arguments, takes, len(given) + 2, True
             )
+            join = on_device(merging, q.get_device())
         return start, join, sizes
