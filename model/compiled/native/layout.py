@@ -26,7 +26,7 @@ COPY = _record("size latency share", "tag number slots of_query")
 OWN = _record("size latency share", "")
 CTA = _record("", "programs copies copy_count own", last="begins")
 
-_DOUBLES = """operand_release barrier barrier_spread handover one_way mma_latency mma_fetch mma_beside_copy tma_issue tma_bytes_per_clk
+_DOUBLES = """operand_release barrier barrier_spread handover one_way mma_latency mma_fetch mma_beside_copy port_left tma_issue tma_bytes_per_clk
 memory_bytes_per_clk store_bytes_per_clk store_queue_bytes reload_latency fetch_cycles"""
 _LONGS = "mma_queue spill_words fetch_room"
 _INTEGERS = "ctas programs stride names words lines has_cache held"

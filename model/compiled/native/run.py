@@ -21,6 +21,7 @@ from tilecast.model.compiled.sm import Cta, SmRun, run_sm
 from tilecast.model.compiled.units.fetch import LINE, FetchCosts, InstructionCache, fetch_costs
 from tilecast.model.compiled.units.prepared import IssueCosts, prepare
 from tilecast.model.compiled.units.steps import Piece, Program, Tag
+from tilecast.model.compiled.units.wgmma import PORT_LEFT
 
 _SOURCE = Path(__file__).with_name("sm.c")
 #: Kinds whose instructions carry tags, in the order of sm.c.
@@ -285,7 +286,7 @@ def _facts(
     known = len(lines.known) - 1 if lines else 0
     return Facts(
         c.operand_release, c.barrier, c.barrier_spread, c.handover, c.one_way, c.mma_latency, c.mma_fetch, c.mma_beside_copy,
-        c.tma_issue, c.tma_bytes_per_clk, c.memory_bytes_per_clk, c.store_bytes_per_clk, c.store_queue_bytes, c.reload_latency,
+        PORT_LEFT, c.tma_issue, c.tma_bytes_per_clk, c.memory_bytes_per_clk, c.store_bytes_per_clk, c.store_queue_bytes, c.reload_latency,
         lines.cache.cycles if lines else 0.0, c.mma_queue, c.spill_words, lines.cache.room if lines else 0, len(ctas),
         programs, number.stride, len(number.names), words, known, lines is not None, len(lines.held) if lines else 0,
     )  # fmt: skip

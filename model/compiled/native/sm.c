@@ -13,7 +13,6 @@ enum { PIPES = 8, COUNTERS = 6, LINE = 8 };
 /* The order of KINDS in model/compiled/code.py. */
 enum { PLAIN, MMA, MMA_WAIT, WAIT, ARRIVE, LOAD, STORE, BARRIER, MARK, SPILL, RELOAD };
 enum { NO_TAG = -1, TURN = -2 };
-#define LEAVES 0.1
 enum { DONE = 0, STUCK = 1, NO_MEMORY = 2 };
 
 typedef struct {
@@ -47,7 +46,7 @@ typedef struct {
 } CtaFacts;
 
 typedef struct {
-    double operand_release, barrier, barrier_spread, handover, one_way, mma_latency, mma_fetch, mma_beside_copy, tma_issue,
+    double operand_release, barrier, barrier_spread, handover, one_way, mma_latency, mma_fetch, mma_beside_copy, port_left, tma_issue,
         tma_bytes_per_clk, memory_bytes_per_clk, store_bytes_per_clk, store_queue_bytes, reload_latency, fetch_cycles;
     int64_t mma_queue, spill_words, fetch_room;
     int32_t ctas, programs, stride, names, words, lines, has_cache, held;
@@ -235,7 +234,7 @@ static int runs(State *s, double at)
 }
 
 /* `holds` of the queue. */
-static int holds_port(const State *s, double at) { return at < s->free && s->left < LEAVES; }
+static int holds_port(const State *s, double at) { return at < s->free && s->left < s->facts->port_left; }
 
 static void take_port(State *s, double now, double cycles)
 {

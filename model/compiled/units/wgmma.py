@@ -6,7 +6,7 @@ import math
 from collections import deque
 
 #: Share of the shared-memory port that a product leaves at least where accesses of others do not stand before it.
-_LEAVES = 0.1
+PORT_LEFT = 0.1
 
 
 class WgmmaQueue:
@@ -148,7 +148,7 @@ class WgmmaQueue:
 
     def holds(self, at: float) -> bool:
         """Whether what runs at ``at`` is a product that leaves others nothing of the shared-memory port."""
-        return at < self.free and self._left < _LEAVES
+        return at < self.free and self._left < PORT_LEFT
 
     def runs(self, at: float) -> bool:
         """Whether the tensor core runs at ``at``; times of questions only grow, so what has ended is forgotten."""
