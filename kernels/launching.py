@@ -23,14 +23,15 @@ MOST_PLANS = 256
 LOG2E = 1.4426950408889634
 
 
-def launcher(module: Any) -> Callable[..., None]:
+def launcher(module: Any, taller: tuple[Any, float] | None = None) -> Callable[..., None]:
     """``launch`` of a generated file, which remembers what it works out for a shape.
 
     ``module`` is the file as a module: its ``plan``, its kernel ``attention`` and its ``OPTIONS``.  The result has the
     signature, the shapes and the refusals of the file's ``launch``: launch(q, k, v, out, lse, scale, window_left=-1,
-    window_right=-1).  It keeps up to `MOST_PLANS` shapes and no tensor.
+    window_right=-1).  It keeps up to `MOST_PLANS` shapes and no tensor.  ``taller``: another such file of taller tiles that gives the same
+    bits, and the time of a tile of ``module`` over one of it: it runs where its rounds of tiles take less.
     """
-    find = _remembered(module, _plan)
+    find = _remembered(module, _plan) if taller is None else _remembered((module, *taller), _plan_of_fewer_rounds)
 
     def launch(
         q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, window_left: int = -1, window_right: int = -1
@@ -100,6 +101,20 @@ def _plan(module: Any, tensors: tuple[Any, ...], window_left: int, window_right:
     if not planned:
         return False
     return _step((module.attention, *planned), apart, 1, module.OPTIONS, 1)
+
+
+def _plan_of_fewer_rounds(kernels: tuple[Any, Any, float], tensors: tuple[Any, ...], *window: int) -> Any:
+    """`_plan` of that of two kernels whose tiles take less time on all SMs."""
+    module, taller, time = kernels
+    batch, heads, seqlen, _ = tensors[0].shape
+    sms = _sm_count(tensors[0])
+    rounds, fewer = (-(batch * heads * -(-seqlen // kernel.TILE_M.value) // -sms) for kernel in (module, taller))
+    return _plan(module if rounds * time <= fewer else taller, tensors, *window)
+
+
+def _sm_count(tensor: Any) -> int:
+    """SMs of a tensor's device; 1 where it has none."""
+    return int(torch.cuda.get_device_properties(tensor.device).multi_processor_count) if tensor.is_cuda else 1
 
 
 def backward_launcher(module: Any) -> Callable[..., None]:

@@ -12,6 +12,8 @@ The index is a JSON list, one object per kernel module, written by the generator
      "seqlen_q_min": 0,                   optional, 0: query rows of a sequence from ...
      "seqlen_q_max": null,                optional, null (no limit): ... to, inclusive
      "seqlen_k_max": null,                optional, null (no limit): keys of a sequence up to, inclusive
+     "taller": {"module": "...", "time": 0.82}, optional: a kernel of taller tiles with the same bits, which runs where its rounds of tiles
+                                          take less, and the time of a tile of this one over one of it
      "triton_min": [3, 9],                optional: the first Triton release that compiles it
      "pass": "bwd",                       optional, "fwd": attention, its gradients ("bwd"), or the serving step ("serve")
      "cache": "e4m3",                     optional, of serving kernels: what K and V are; "" (as q) or bytes of e4m3
@@ -27,7 +29,7 @@ needs more, and ``PIECES`` where its terms are pieces (`launching.terms_shape`).
 
 Among the kernels that cover a problem the highest preference wins, then the narrower mask, then the narrower heads, then the module name.  Only
 facts of one sequence, or of the model as key heads are, enter the choice (never the batch), so what a sequence gets does not
-depend on its company.
+depend on its company.  Between a kernel and its ``taller`` one the batch decides, as they give the same bits.
 
 The environment variable TILECAST_FAMILY (read once) names a family to try before the others where it has a kernel, for
 instance blackwell_ws, or blackwell_serving among those to serve with, which are not preferred until they have been measured.
@@ -53,7 +55,7 @@ COVERED_BY = {"none": ("none", "window"), "causal": ("causal", "window"), "windo
 NO_LIMIT = 2**62
 
 _REQUIRED = ("module", "family", "capability", "head_dim_qk", "head_dim_v", "mask", "dtypes", "preference")
-_OPTIONAL = ("head_dim_min", "seqlen_q_min", "seqlen_q_max", "seqlen_k_max", "triton_min", "pass", "cache", "forecast")
+_OPTIONAL = ("head_dim_min", "seqlen_q_min", "seqlen_q_max", "seqlen_k_max", "taller", "triton_min", "pass", "cache", "forecast")  # fmt: skip
 PASSES = ("fwd", "bwd", "serve")
 CACHES = ("", "e4m3")
 #: Names a family whose kernels go first.
@@ -102,6 +104,8 @@ class Entry(Shipped):
     cache: str = ""
     #: Fewest columns of heads, a multiple of 8, that it takes as well; 0: only its own.
     head_dim_min: int = 0
+    #: The module of a kernel of taller tiles with the same bits, and the time of a tile of this one over one of it.
+    taller: tuple[str, float] | None = None
 
     def covers(self, capability: tuple[int, int], dtype: str, head_dim_qk: int, head_dim_v: int, mask: str) -> bool:
         """Whether the kernel computes such problems, for some query length."""
@@ -214,7 +218,12 @@ def launcher(entry: Entry) -> Callable[..., Any]:
 
     if entry.direction == "bwd":
         return launching.backward_launcher(module)
-    return launching.e4m3_launcher(module) if "fp8" in entry.dtypes else launching.launcher(module)
+    if "fp8" in entry.dtypes:
+        return launching.e4m3_launcher(module)
+    if entry.taller is None:
+        return launching.launcher(module)
+    name, time = entry.taller
+    return launching.launcher(module, (importlib.import_module(f"{PACKAGE}.{name}"), time))
 
 
 def shipped() -> tuple[Entry, ...]:
@@ -345,7 +354,17 @@ def _entry(row: Mapping[str, Any], where: str) -> Entry:
         direction=direction,
         cache=cache,
         head_dim_min=whole_number(row, "head_dim_min", where) if "head_dim_min" in row else 0,
+        taller=_taller(row["taller"], where) if "taller" in row else None,
     )
+
+
+def _taller(value: Any, where: str) -> tuple[str, float]:
+    named = isinstance(value, Mapping) and set(value) == {"module", "time"} and isinstance(value["module"], str)
+    if not named or not isinstance(value["time"], float) or not 0.0 < value["time"] <= 1.0:
+        raise RegistryError(
+            f"{where}: field 'taller': expected a module and a time above 0 and at most 1, got {value!r}"
+        )
+    return value["module"], value["time"]
 
 
 def _pair(value: Any, name: str, where: str) -> tuple[int, int]:

@@ -143,6 +143,8 @@ def test_index_is_read_as_documented(tmp_path) -> None:
         ([ROW | {"capability": []}], "field 'capability': expected"),
         ([ROW | {"head_dim_v": "64"}], "field 'head_dim_v': expected a whole number of at least 0, got '64'"),
         ([ROW | {"module": "../m"}], "field 'module': expected a module name"),
+        ([ROW | {"taller": {"module": "n"}}], "field 'taller': expected a module and a time above 0 and at most 1"),
+        ([ROW | {"taller": {"module": "n", "time": 1.5}}], "field 'taller': expected a module and a time"),
         ([ROW, ROW], "expected every module once, got 'm' 2 times"),
     ],
 )
