@@ -79,7 +79,7 @@ class HopperPrefillKernel(HopperKernel):
     #: Programs of an SM, and how many times as many a launch has: each takes tiles until there are none.
     programs: ClassVar[int] = 1
     waves: ClassVar[int] = 1
-    #: Whether a launch may run beside the one before.
+    #: Whether a launch may run beside those for other rows that come before and after.
     beside: ClassVar[bool] = True
     #: Whether programs take in runs of splits.
     runs: ClassVar[bool] = False

@@ -8,11 +8,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import ClassVar
 
 from tilecast.codegen.gluon import in_lines
 from tilecast.codegen.masks import SEEN_OF_SEQUENCE
 from tilecast.model.kernel.header import dims_text
+from tilecast.model.kernel.variants.hopper import runs
 from tilecast.model.kernel.variants.hopper.serving import (
     PARTS_COLUMNS,
     PIECE,
@@ -237,6 +239,9 @@ class HopperRunsKernel(HopperServingKernel):
     #: Rounds of programs up to which each split has one of its own.
     direct_rounds: int
 
+    #: The arithmetic by which a launch is dealt out, and its constants.
+    rule: ClassVar[ModuleType] = runs
+
     tile_m: ClassVar[int] = ROWS_E4M3
     runs: ClassVar[bool] = True
     worker_warps: ClassVar[tuple[int, ...]] = (1,)
@@ -278,6 +283,10 @@ class HopperRunsKernel(HopperServingKernel):
     def batch_fields(self) -> str:
         """What programs know of the sequences."""
         return " ".join(("cu_q", "cu_k", "used_k", "table", "slots", "stride_table", "count", *_SIZES, "sms"))
+
+    def batch_with(self, **changed: str) -> str:
+        """What is known of the sequences, but for what has ``changed``."""
+        return ", ".join(changed.get(field, f"batch.{field}") for field in self.batch_fields.split())
 
     @property
     def numbers(self) -> tuple[str, ...]:

@@ -64,6 +64,7 @@ PLACES = gl.constexpr(min(1024, MOST_NUMBERS // (WARPGROUPS.value * UNIT.value))
 MOST_GROUP = 512  # query heads that share a key head
 FACTS = gl.constexpr(11)  # numbers that roles tell each other of a tile and a part of its keys
 FAR = gl.constexpr(1 << 29)  # more keys than a sequence has, more pages than a pool
+GONE = gl.constexpr(1 << 29)  # a number that no tile has
 LN2 = gl.constexpr(0.6931471805599453)
 LOG2E = gl.constexpr(1.4426950408889634)
 KINDS = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
@@ -72,8 +73,8 @@ OPTIONS = {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True, "ptx_option
 JOIN_OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
 #: Programs that an SM holds at once: as many as are launched where there is work for more.
 PROGRAMS = 1
-#: Whether a launch may begin before the one before, for other rows, has ended, if that says so.
-FOLLOWS = True
+#: Whether a launch may let the one for other rows that comes after begin before it ends, and may begin before the one before has ended.
+LEADS, FOLLOWS = True, True
 
 
 @gluon.jit
@@ -774,12 +775,21 @@ def load_role(
     queries = Queries(
         queries.q, own_copy(queries.stride_b), own_copy(queries.stride_s), own_copy(queries.stride_h), queries.eighths
     )
-    n, turn, done, number = 0, 0, 0, own_copy(gl.program_id(0))
-    most, place, again = 0.0, gl.num_programs(0) * CHAINED, 0
+    # Beside the launch before, programs begin when there is room: none has a first tile that waits for it.
+    dealt = 0 if BESIDE >= 2 else gl.num_programs(0)
+    n, turn, done, number = (
+        0,
+        0,
+        0,
+        gl.atomic_add(taken, 1, sem="relaxed") if BESIDE >= 2 else own_copy(gl.program_id(0)),
+    )
+    count, most, place, again = batch.count, 0.0, gl.num_programs(0) * CHAINED, 0
+    if BESIDE >= 2:
+        count = gl.where(number < GONE, count, 0)  # who comes when tiles have run out looks for none
     if PARTS == 3:
         # All are gone through twice by the same code, which no cache near the SM has when a program begins: first their blocks are counted.
-        again = (batch.count + (PLANNED - 1)) // PLANNED * PLANNED
-    for step in range(0, batch.count + again, PLANNED):
+        again = (count + (PLANNED - 1)) // PLANNED * PLANNED
+    for step in range(0, count + again, PLANNED):
         first = step
         if PARTS == 3:
             counting = step < again
@@ -796,21 +806,25 @@ def load_role(
             item, part = item_of(batch, found, done, number, PARTS)
             n, turn = load_item(item, part, turn, n, k_desc, v_desc, q, k, v, items, queries, batch, PAGE, PARTS)
             # Who is done takes the next: tiles differ in how many keys they see.
-            number = gl.num_programs(0) + gl.atomic_add(taken, 1, sem="relaxed")
+            number = dealt + gl.atomic_add(taken, 1, sem="relaxed")
         done = total
+    if BESIDE >= 2:
+        gl.atomic_xchg(taken, GONE, sem="relaxed")
     for g in gl.static_range(WARPGROUPS):
         mbarrier.wait(q.empty.index((turn * WARPGROUPS + g) % q.full.shape[0]), turn // Q_STAGES & 1 ^ 1)
     none = gl.to_tensor(-1)
     tell(items, turn, Item(none, none, none, none, none, none, none), Part(none, none, none, none), PARTS)
     # The last program sets the counters back for the next launch.
-    if gl.atomic_add(taken + 1, 1, sem="acq_rel") == gl.num_programs(0) - 1:
+    last = gl.atomic_add(taken + 1, 1, sem="acq_rel") == gl.num_programs(0) - 1
+    if last:
         gl.atomic_xchg(taken, 0, sem="relaxed")
         gl.atomic_xchg(taken + 1, 0, sem="relaxed")
     if BESIDE >= 2:
-        # Who waits for this launch waits for the one before as well, beside which it began.
-        gl.inline_asm_elementwise(
-            "griddepcontrol.wait; mov.b32 $0, $1;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
-        )
+        # Who waits for this launch waits for the one before as well, beside which it began; but for this program all leave their SMs.
+        if last:
+            gl.inline_asm_elementwise(
+                "griddepcontrol.wait; mov.b32 $0, $1;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
+            )
 
 
 # -- consumers ---------------------------------------------------------------------------------------------------------

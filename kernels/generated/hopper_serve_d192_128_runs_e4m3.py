@@ -51,6 +51,13 @@ FOLD, FOLD_LOG2 = gl.constexpr(4), gl.constexpr(2)
 MERGED = gl.constexpr(16)  # splits that are merged at a time
 FEW_MERGED, MANY_MERGED = 4, 8  # rows that are merged at a time where no sequence has more, and otherwise
 FEW_PLANNED, MANY_PLANNED = 32, 128  # sequences that a program looks at together to find its work
+# Beside a launch for more than FEW_ROWS rows: rows of a tile there; the time it takes for a block's keys, over that for a block here, and for what is
+# around its loop, in blocks; what items take less where pairs of SMs have two programs, and the least they come to; what runs of FOLD splits
+# take longer than runs of MERGED; how much later may end what is taken because it has fewer programs.
+FEW_ROWS, OTHER_ROWS = gl.constexpr(64), gl.constexpr(128)
+OTHER_PACE, OTHER_AROUND = gl.constexpr(1.1), gl.constexpr(16)
+SECOND_GAINS, LEAST_SHARE = gl.constexpr(0.42), gl.constexpr(0.75)
+SHORT_RUNS, NEARLY = gl.constexpr(1.125), gl.constexpr(1.02)
 FAR = gl.constexpr(1 << 29)  # more keys than a sequence has, more pages than a pool
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # finite, so that a row that saw no key yet never computes inf - inf
 LN2 = gl.constexpr(0.6931471805599453)
@@ -60,8 +67,8 @@ OPTIONS = {"num_warps": 4, "enable_fp_fusion": True, "maxnreg": 248}
 #: Programs that an SM holds at once, where each has one item, and their options: a thread then has fewer registers.
 PROGRAMS = 2
 DIRECT_OPTIONS = {**OPTIONS, "maxnreg": 128}
-#: Whether a launch may let the one for other rows that comes after begin before it ends, and may begin before the one before has ended.
-LEADS, FOLLOWS = True, True
+#: Whether a launch may let the one for other rows that comes after begin before it ends.
+LEADS = True
 
 # Keys of a block are dealt to the WARPS of a warpgroup, which multiply them apart (mma.sync): warp, row, key or column.
 WARPS, WARP_KEYS = gl.constexpr(4), gl.constexpr(16)
@@ -233,6 +240,32 @@ def run_of(batch, splits, blocks, still):
     taken = gl.where(group * (16 * batch.sms) <= share, group, each)
     fits = groups * (16 * batch.sms) <= share
     return gl.where(fits, 2 * FOLD_LOG2, run), gl.where(fits, groups, taken)
+
+
+@gluon.jit
+def programs_of(batch, PLANNED: gl.constexpr):
+    """How many programs take items while the launch for more rows has the other SMs, and then all of them: as many as let both end first,
+    going by their blocks, and no fewer than there are pairs of SMs, which share their way to memory."""
+    layout: gl.constexpr = gl.BlockedLayout([max(1, PLANNED // 32)], [32], [1], [0])
+    own, others, largest = 0.0, 0.0, 0
+    for first in range(0, batch.count, PLANNED):
+        b = first + gl.arange(0, PLANNED, layout=layout)
+        q_len, k_len = lengths(batch, b, b < batch.count)
+        tiles, splits, _, blocks = shares(batch, q_len, k_len)
+        more = gl.where(q_len * batch.group > FEW_ROWS, (q_len * batch.group + OTHER_ROWS - 1) // OTHER_ROWS, 0)
+        seen = blocks - gl.where(batch.right < FAR, q_len // (2 * TILE_N), 0)  # by the middle one of its queries
+        own += gl.sum((tiles * blocks).to(gl.float32), 0)
+        others += gl.sum(more.to(gl.float32) * (seen + OTHER_AROUND).to(gl.float32), 0)
+        run = gl.minimum(splits, MERGED) * blocks_of_split(batch, splits, blocks)
+        largest = gl.maximum(largest, gl.max(gl.where(tiles > 0, run, 0), 0))
+    own, others = own * batch.heads_kv, others * (OTHER_PACE * batch.heads_kv)
+    pairs, choice = gl.maximum(batch.sms // 2, 1), gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [1], [0]))
+    programs = gl.where(choice == 31, batch.sms, pairs + choice * pairs // 32)
+    short = own * 17 < largest.to(gl.float32) * 16 * programs.to(gl.float32)
+    second = (programs - pairs).to(gl.float32) * (SECOND_GAINS / pairs)
+    done = own / pairs * gl.maximum(1.0 - second, LEAST_SHARE) * gl.where(short, SHORT_RUNS, 1.0)
+    end = done + gl.maximum(others - done * (batch.sms - programs).to(gl.float32), 0.0) / batch.sms
+    return gl.where(others > 0.0, gl.min(gl.where(end <= NEARLY * gl.min(end, 0), programs, batch.sms), 0), batch.sms)
 
 
 @gluon.jit
@@ -524,7 +557,31 @@ def load_role(
         if there:
             load_item(item, pages, n, k_desc, v_desc, ring, batch, PAGE)
     else:
-        turn, done, begun, number = gl.to_tensor(0), 0, 0, own_copy(gl.program_id(0))
+        turn, done, begun, number, programs = gl.to_tensor(0), 0, 0, own_copy(gl.program_id(0)), gl.num_programs(0)
+        if BESIDE % 2 == 1:
+            some = programs_of(batch, PLANNED)
+            programs = gl.minimum(programs, some)
+            # The others look for no item, and leave their SMs to the next launch.
+            batch = Batch(
+                batch.cu_q,
+                batch.cu_k,
+                batch.used_k,
+                batch.table,
+                batch.slots,
+                batch.stride_table,
+                gl.where(number < programs, batch.count, 0),
+                batch.heads_kv,
+                batch.group,
+                batch.seqlen_q,
+                batch.seqlen_k,
+                batch.split_bits,
+                batch.split_log2,
+                batch.left,
+                batch.right,
+                batch.rows_min,
+                batch.rows_max,
+                some,
+            )
         rows = Rows(
             rows.q,
             rows.out,
@@ -560,7 +617,7 @@ def load_role(
                     load_q(items, turn, item, rows, batch, ONE, TILE_M)
                     turn += 1
                     # Who is done takes the next.  Its pages are on their way while the blocks of this one are.
-                    number = gl.num_programs(0) + gl.atomic_add(taken, 1, sem="relaxed")
+                    number = programs + gl.atomic_add(taken, 1, sem="relaxed")
                     following, ahead = item, pages
                     if number < total:
                         following = item_of(batch, first, ends, after, done, begun, deal, number, ONE)
@@ -571,14 +628,10 @@ def load_role(
         none = gl.to_tensor(0)
         tell(items, turn, (gl.to_tensor(-1), none, none, none, none, none, none))
         # The last program sets the counters back for the next launch.
-        if gl.atomic_add(taken + 1, 1, sem="acq_rel") == gl.num_programs(0) - 1:
+        last = gl.atomic_add(taken + 1, 1, sem="acq_rel") == gl.num_programs(0) - 1
+        if last:
             gl.atomic_xchg(taken, 0, sem="relaxed")
             gl.atomic_xchg(taken + 1, 0, sem="relaxed")
-    if BESIDE >= 2:
-        # Who waits for this launch waits for the one before as well, beside which it began.
-        gl.inline_asm_elementwise(
-            "griddepcontrol.wait; mov.b32 $0, $1;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
-        )
 
 
 # -- softmax role

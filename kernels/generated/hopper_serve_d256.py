@@ -53,8 +53,8 @@ KINDS = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": True, "maxnreg": 168}
 #: Programs that an SM holds at once: as many as are launched where there is work for more.
 PROGRAMS = 1
-#: Whether a launch may let the one for other rows that comes after begin before it ends.
-LEADS = True
+#: Whether a launch may let the one for other rows that comes after begin before it ends, and may begin before the one before has ended.
+LEADS, FOLLOWS = True, True
 
 # A row of an accumulator lives in the four lanes of a quad.
 ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
@@ -330,6 +330,7 @@ def load_role(
     ONE: gl.constexpr,
     PLANNED: gl.constexpr,
     Q_ROWS: gl.constexpr,
+    BESIDE: gl.constexpr,
 ):
     """Copies Q, K and V of every item of this program into shared memory."""
     batch = Batch(
@@ -395,6 +396,11 @@ def load_role(
                 item, pages = following, ahead
                 turn += 1
         done = total
+    if BESIDE >= 2:
+        # Who waits for this launch waits for the one before as well, beside which it began.
+        gl.inline_asm_elementwise(
+            "griddepcontrol.wait; mov.b32 $0, $1;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
+        )
 
 
 # -- blocks
@@ -890,7 +896,7 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
     gl.warp_specialize([
         (attend_role, (ring, items, batch, rows, scratch, CAPPED, ONE, PLANNED, Q_ROWS)),
         (merge_role, (items, batch, rows, scratch, ONE, PLANNED)),
-        (load_role, (k_desc, v_desc, ring, items, rows, batch, PAGE, ONE, PLANNED, Q_ROWS)),
+        (load_role, (k_desc, v_desc, ring, items, rows, batch, PAGE, ONE, PLANNED, Q_ROWS, BESIDE)),
     ], [4, 1], [168, 104])  # fmt: skip
 
 

@@ -97,11 +97,11 @@ def _wanted(kernels: Kernels, least: int, most: int) -> list[tuple[Launcher, Any
     """The kernels for sequences of ``least`` to ``most`` rows, their launches in order, and how each runs beside the next one (`LEADS`)
     and the one before (`FOLLOWS`).
 
-    Those that can follow come last: the kernels for the fewest and for the most rows, of which one waits for memory and the other for
-    matrix products.  What is launched before has rarely a sequence of its own, and is gone when they begin.
+    Those for the fewest rows come first, which leave SMs to those for the most, as one waits for memory and the other for matrix products.
+    What is launched last has rarely a sequence of its own, and sees so on SMs that the others are done with.
     """
     wanted = [(launcher, launch) for first, last, launcher, launch in kernels if first <= most and least <= last]
-    wanted.sort(key=lambda kernel: kernel[0].follows)
+    wanted = [*wanted[:1], *wanted[:0:-1]]
     joined = [False, *(a.leads and b.follows for (a, _), (b, _) in itertools.pairwise(wanted)), False]
     return [
         (*kernel, LEADS * after + FOLLOWS * before)

@@ -13,10 +13,11 @@ from typing import Any
 from tilecast.model.kernel.variants.fa3 import WIDE, Fa3Variant
 from tilecast.model.kernel.variants.hopper import mla as hopper_mla
 from tilecast.model.kernel.variants.hopper import prefill as hopper_prefill
+from tilecast.model.kernel.variants.hopper import runs as hopper_runs
 from tilecast.model.kernel.variants.hopper import serving as hopper_serving
 from tilecast.model.kernel.variants.hopper.mla import HopperMlaVariant
 from tilecast.model.kernel.variants.hopper.prefill import HopperPrefillVariant
-from tilecast.model.kernel.variants.hopper.runs import Runs, Shared, runs_of
+from tilecast.model.kernel.variants.hopper.runs import Runs, Shared, programs_beside, runs_of
 from tilecast.model.kernel.variants.hopper.serving import (
     HopperRunsVariant,
     HopperServingE4m3Variant,
@@ -118,9 +119,11 @@ class Dealing:
     teams: int = 0
     #: Splits of a run of theirs up to which it may have some apart.
     most_apart: int = 0
-    #: Whether a launch for more rows may begin beside its end, and whether it may begin beside another one's.
+    #: Whether the next launch may begin beside it, and whether it may begin beside the one before.
     beside: bool = False
     follows: bool = False
+    #: Programs that take items, where the launch for more rows has the other SMs; 0: all.
+    some: int = 0
     #: Splits of a group of them, and groups of a group of groups, which one program may take in; whether runs shrink where rounds are not nearly full, and how a launch deals them out.
     fold: int = 0
     shrinks: bool = True
@@ -255,14 +258,16 @@ def _hopper(v: HopperServingVariant, heads: Workload) -> Dealing:
     keys = v.split_keys_of_many if heads.heads_kv >= v.many_heads else v.split_keys
     most = 1 << hopper_serving.split_limit(v, heads.heads_kv).bit_length() - 1
     rows = hopper_serving.ROWS
-    return Dealing(1, rows, rows, v.tile_n, keys, v.whole_keys, most, True, 1, 1, 4, True, COPY_ENGINE, beside=True)
+    return Dealing(
+        1, rows, rows, v.tile_n, keys, v.whole_keys, most, True, 1, 1, 4, True, COPY_ENGINE, beside=True, follows=True
+    )
 
 
 def _e4m3(v: HopperServingE4m3Variant, heads: Workload) -> Dealing:
     """The same in tiles of 16 rows, of sequences of up to 32."""
     return replace(
         _hopper(v, heads), most_rows=hopper_serving.MOST_ROWS_E4M3, tile_m=hopper_serving.ROWS_E4M3, split_rows=hopper_serving.ROWS,
-        tiles_first=True, counts=COPY_ENGINE_E4M3, beside=False,
+        tiles_first=True, counts=COPY_ENGINE_E4M3, beside=False, follows=False,
     )  # fmt: skip
 
 
@@ -271,7 +276,7 @@ def _runs(v: HopperRunsVariant, heads: Workload) -> Dealing:
     rows = hopper_serving.ROWS_E4M3
     return replace(
         _hopper(v, heads), most_rows=rows, tile_m=rows, programs=v.programs, merges_beside=False, counts=COPY_ENGINE_RUNS, fold=v.fold,
-        shrinks=v.shrinks, follows=True, rounds=v.direct_rounds,
+        shrinks=v.shrinks, follows=False, rounds=v.direct_rounds,
     )  # fmt: skip
 
 
@@ -285,9 +290,25 @@ def _runs_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
         and len(batch.lengths) * work.heads_kv * splits <= dealt.rounds * dealt.programs * sms
     ):
         return replace(dealt, direct=True)
-    sequences = (dealt.shared(q, k, batch.heads) for q, k in batch.lengths if dealt.takes(q * group))
-    runs = runs_of(sequences, sms, work.heads_kv, dealt.fold, dealt.shrinks)
-    return replace(dealt, runs=runs, programs=1, counts=shares_of(len(batch.lengths)))
+    sequences = tuple(dealt.shared(q, k, batch.heads) for q, k in batch.lengths if dealt.takes(q * group))
+    some = 0
+    if dealt.beside:
+        some = programs_beside(sequences, _others(dealt, batch), sms, work.heads_kv, dealt.fold)
+    runs = runs_of(sequences, some or sms, work.heads_kv, dealt.fold, dealt.shrinks)
+    return replace(dealt, runs=runs, programs=1, counts=shares_of(len(batch.lengths)), some=some if some < sms else 0)
+
+
+def _others(dealt: Dealing, batch: Batch) -> float:
+    """What the launch for more rows takes of a key head, in blocks of ``dealt``."""
+    heads = batch.heads
+    left, right = limits(heads)
+    around, total = hopper_runs.OTHER_AROUND // dealt.tile_n, 0
+    for q, k in batch.lengths:
+        if (rows := q * heads.group_size) > hopper_runs.FEW_ROWS:
+            blocks = -(-keys_seen(q, k, left, dealt.tile_n)[1] // dealt.tile_n)
+            seen = blocks - (q // (2 * dealt.tile_n) if right < FAR else 0)
+            total += -(-rows // hopper_runs.OTHER_ROWS) * (seen + around)
+    return total * hopper_runs.other_pace(heads.head_dim_qk)
 
 
 def _mla(v: HopperMlaVariant, heads: Workload) -> Dealing:
@@ -367,7 +388,7 @@ def _prefill(v: HopperPrefillVariant, heads: Workload) -> Dealing:
         of_warpgroups(PREFILL, v.warpgroups),
         parting=parting,
         beside=True,
-        follows=not few,
+        follows=True,
     )
 
 

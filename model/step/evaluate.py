@@ -1,7 +1,7 @@
 """Attention of one step on one machine: its launches, the cycles of each, the clock, the time.
 
 Sequences of few rows go to the kernel that decodes, others to the one that prefills or one between; where a batch may have several kinds
-there is a launch for each, one after the other or the last two beside each other.
+there is a launch for each, one after the other or beside each other.
 """
 
 from __future__ import annotations
@@ -53,6 +53,11 @@ class LaunchRun:
     slots: int
     costs: Costs
 
+    @property
+    def tail_seconds(self) -> float:
+        """What an SM's slot is free on average while others have programs."""
+        return self.played.tail / (self.clock.mhz * 1e6)
+
 
 @dataclass(frozen=True, slots=True)
 class StepRun:
@@ -62,15 +67,17 @@ class StepRun:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all launches, one after the other but for what the second has begun before the first has ended."""
+        """Seconds of all launches, one after the other but for what the next has done before the one before has ended."""
         return sum(launch.seconds for launch in self.launches) - self.beside_seconds
 
     @property
     def beside_seconds(self) -> float:
-        """Seconds of launches under the end of those before: kernels of the copy engine let the next one begin where programs have
-        left, and its launch is under way by then (programmatic dependent launch)."""
+        """Seconds of launches beside those before: kernels of the copy engine let the next one begin on SMs that they leave to it, and where
+        their programs have ended, and its launch is under way by then (programmatic dependent launch)."""
         return sum(
-            min(before.played.tail / (before.clock.mhz * 1e6), one.seconds - one.launch_seconds) + one.launch_seconds
+            min(before.seconds, one.seconds)
+            if one.costs.late
+            else min(before.tail_seconds, one.seconds - one.launch_seconds) + one.launch_seconds
             for before, one in self._joined
         )
 
@@ -82,13 +89,17 @@ class StepRun:
     @property
     def _joined(self) -> list[tuple[LaunchRun, LaunchRun]]:
         """Launches that begin beside the one before, each with that one."""
-        pairs = itertools.pairwise(self.launches)
-        return [(before, one) for before, one in pairs if before.dealt.beside and one.dealt.follows]
+        return [(before, one) for before, one in itertools.pairwise(self.launches) if _beside(before, one.dealt)]
 
     @property
     def hbm_bytes(self) -> float:
         """Bytes from and to memory."""
         return sum(launch.hbm_bytes for launch in self.launches)
+
+
+def _beside(before: LaunchRun, dealt: Dealing) -> bool:
+    """Whether a launch that deals so may begin before the one before it has ended."""
+    return before.dealt.beside and dealt.follows
 
 
 def evaluate_step(
@@ -111,19 +122,24 @@ def evaluate_step(
         for v, d in dealt
     ]  # fmt: skip
     wanted = [(v, d) for v, d in dealt if d.least_rows <= most * group and least * group <= d.most_rows]
-    wanted.sort(key=lambda one: one[1].follows)  # those that may begin beside the one before come last
+    # The few rows first, which leave SMs to the most; last those between, of which there are rarely any.
+    wanted = sorted(wanted, key=lambda one: one[1].least_rows)
+    wanted = [*wanted[:1], *wanted[:0:-1]]
     launches: list[LaunchRun] = []
     share = machine.get("l2.dirty_share", 0.0) if written else 0.0
     for v, d in wanted:
         room = max(0.0, machine["l2.bytes"] - sum(launch.hbm_bytes for launch in launches))
-        launches.append(_launch(batch, machine, v, d, clock, share, room))
+        before = launches[-1] if launches and _beside(launches[-1], d) else None
+        launches.append(_launch(batch, machine, v, d, clock, share, room, before))
     return StepRun(tuple(launches))
 
 
 def _launch(
-    batch: Batch, machine: Machine, variant: StepVariant, dealt: Dealing, clock: str | float, dirty: float, room: float
-) -> LaunchRun:
-    """A launch; ``dirty`` is the share of what it reads first, up to ``room`` bytes, that has to be written back in its place."""
+    batch: Batch, machine: Machine, variant: StepVariant, dealt: Dealing, clock: str | float, dirty: float, room: float,
+    before: LaunchRun | None,
+) -> LaunchRun:  # fmt: skip
+    """A launch; ``dirty`` is the share of what it reads first, up to ``room`` bytes, that has to be written back in its place; ``before``:
+    beside which it begins."""
     items = batch_items(batch, dealt)
     heads = multiplied(variant, replace(batch.heads, seqlen_q=1, seqlen_k=1, mask="causal", window=None))
     sms = int(machine["chip.sm_count"])
@@ -133,7 +149,7 @@ def _launch(
     hbm, memory_needs = read + written, memory_seconds(machine, read, written)
     activity = _activity(batch.heads, dealt, pipeline, items, hbm, l2)
     bound = _bound(batch, dealt)
-    programs = max(1, bound if dealt.direct else min(bound, dealt.programs * sms * dealt.waves))
+    programs = max(1, bound if dealt.direct else min(bound, dealt.programs * (dealt.some or sms) * dealt.waves))
     top = machine["chip.clock_max_mhz"]
 
     def costs_at(mhz: float) -> Costs:
@@ -151,6 +167,11 @@ def _launch(
     played = first if settled.mhz == top else played_at(settled.mhz)
     launch = machine["launch.kernel_us"] * 1e-6
     costs = costs_at(settled.mhz)
+    if before is not None and before.dealt.some and items is not None:
+        # The clock is that of the launch alone: what runs beside it draws as much as SMs that it does not have.
+        free = before.seconds - before.launch_seconds - before.tail_seconds
+        costs = replace(costs, late=before.dealt.some * dealt.programs, free_at=free * settled.mhz * 1e6)
+        played = play(items, costs)
     # While what is read takes the place of what was written the memory has more to do, which the programs' own pace may hide.
     first_bytes = min(hbm, room)
     streaming = max(0.0, played.streamed_until - costs.first_start) / (settled.mhz * 1e6)
@@ -158,7 +179,8 @@ def _launch(
     back = max(0.0, moved - streaming * first_bytes / hbm) if dirty and hbm else 0.0
     seconds = played.end / (settled.mhz * 1e6) + back + launch
     return LaunchRun(
-        variant, dealt, pipeline, trace, items, played, settled, seconds, launch, hbm, l2, memory_needs, programs, dealt.programs * sms,
+        variant, dealt, pipeline, trace, items, played, settled, seconds, launch, hbm, l2, memory_needs, programs,
+        dealt.programs * (dealt.some or sms),
         costs,
     )  # fmt: skip
 
@@ -309,7 +331,7 @@ def _costs(
     longer = counts.loop(heads.head_dim_qk) if isinstance(counts, TileCounts) else 1.0
     load_block = around.load_block(batch.page, dealt.tile_n, columns)
     return Costs(
-        sms=sms,
+        sms=dealt.some or sms,
         per_sm=dealt.programs,
         programs=programs,
         first_start=start

@@ -20,7 +20,9 @@ from tilecast.model.step.items import Items
 _TURNS_PLAYED = 2
 #: An item of those before.
 _BEFORE = -1
-_IDLE, _STREAMING, _STARTING, _FINISHING, _HANDING_OVER, _MERGING = range(6)
+_IDLE, _STREAMING, _STARTING, _FINISHING, _HANDING_OVER, _MERGING, _TO_COME = range(7)
+#: Items up to which all are played where some programs come late.
+_MOST_PLAYED = 4096
 #: Moments closer than this are one, in cycles.
 _SAME = 1e-3
 
@@ -73,6 +75,9 @@ class Costs:
     #: Of what a warpgroup does around an item's loop, what others may multiply under, and for how long of each block the busiest unit is free.
     around: float = 0.0
     slack: float = 0.0
+    #: Slots that are another launch's at first, and when they are free.
+    late: int = 0
+    free_at: float = 0.0
 
     @property
     def slots(self) -> int:
@@ -108,9 +113,13 @@ class Played:
 def play(items: Items, costs: Costs) -> Played:
     """Play all items; of very many the first at their steady rate."""
     last = _TURNS_PLAYED * costs.slots
-    skipped = items.count - last if items.count > last + costs.slots else 0
+    many = items.count > (_MOST_PLAYED if costs.late else last + costs.slots)
+    skipped = items.count - last if many else 0
     run = _Run(items, costs, skipped)
     before = costs.first_start + _steady(items, costs, skipped, run.leave_behind(skipped)) if skipped else 0.0
+    if skipped and costs.late:
+        # As many blocks as others would have done meanwhile are still to come, by all.
+        before += costs.late / costs.slots * min(costs.free_at, before * costs.slots / max(1, costs.slots - costs.late))
     run.run()
     idle = max(0.0, _idle_end(run.free, costs) - run.now)
     blocks = float(items.blocks[:skipped].sum())
@@ -207,8 +216,10 @@ class _Run:
     def run(self) -> None:
         c = self.costs
         if not self.phase.any():
-            for slot in range(min(c.slots, c.programs, self.items.count - self.next)):
+            early = c.slots - c.late
+            for slot in range(min(early, c.programs, self.items.count - self.next)):
                 self.take(slot, c.first_start)
+            self.phase[early : c.programs], self.until[early : c.programs] = _TO_COME, c.free_at
         self.active = int(np.count_nonzero(self.phase))
         while self.active:
             (streaming,) = (self.phase == _STREAMING).nonzero()

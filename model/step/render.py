@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilecast.model.kernel.variant import variant_text
+from tilecast.model.kernel.variants.hopper.runs import FEW_ROWS
 from tilecast.model.step.answer import StepForecast
 from tilecast.model.step.batch import requests_text, shortened
 from tilecast.model.step.dealing import title
@@ -131,8 +132,7 @@ def _decoder_lines(f: StepForecast) -> list[str]:
 
 
 def _launch_line(launch: LaunchRun) -> str:
-    leads = launch.dealt.beside and not launch.dealt.follows
-    what = "decode " if launch.dealt.least_rows == 1 or leads else "prefill"
+    what = "decode " if launch.dealt.least_rows == 1 or launch.dealt.most_rows <= FEW_ROWS else "prefill"
     head = f"  {what}    {_time(launch.seconds)}   {title(launch.variant)}, {launch.clock.mhz:.0f} MHz, "
     if launch.items is None:
         return head + f"no sequence of its own: {launch.programs} programs look for one"
@@ -185,8 +185,8 @@ def _next_lines(f: StepForecast) -> list[str]:
 
 
 def _time(seconds: float) -> str:
-    """Four digits, in microseconds below one millisecond."""
-    return f"{seconds * 1e6:.4g} us" if abs(seconds) < 1e-3 else f"{seconds * 1e3:.4g} ms"
+    """Four digits, in microseconds below one millisecond; a difference below a picosecond is none."""
+    return f"{round(seconds * 1e6, 6) + 0.0:.4g} us" if abs(seconds) < 1e-3 else f"{seconds * 1e3:.4g} ms"
 
 
 def _count(sequences: int) -> str:

@@ -61,9 +61,9 @@ def test_of_three_launches_each_lets_the_next_begin_beside_it(monkeypatch) -> No
         return [(launcher._module.TILECAST["family"].removeprefix("hopper_"), beside) for launcher, _, beside in wanted]
 
     # 1: the next one may begin before it ends; 2: it may begin before the one before has ended.
-    assert order(1, 400) == [("prefill", 1), ("serving_runs", 3), ("prefill", 2)]
+    assert order(1, 400) == [("serving_runs", 1), ("prefill", 3), ("prefill", 2)]
     assert order(20, 400) == [("prefill", 1), ("prefill", 2)]
-    assert order(1, 40) == [("prefill", 1), ("serving_runs", 2)]
+    assert order(1, 40) == [("serving_runs", 1), ("prefill", 2)]
     assert order(4, 4) == [("serving_runs", 0)]
 
 
@@ -118,7 +118,7 @@ def test_what_launches_leave_is_merged_when_all_are_made(monkeypatch) -> None:
     monkeypatch.setattr(operator, "_found", lambda *given: operator._Found(kernels, None, ()))
     q, k = torch.zeros(100, 4, 128), cache(4, 16, 1, 128)
     operator.into(q, k, k, q, None, (torch.tensor([0, 50, 100]), *[None] * 7), 1.0, 0.0, 100, 64, (-1, 0))
-    assert told == ["few", "some", "many", "merge some", "merge many"]
+    assert told == ["few", "many", "some", "merge many", "merge some"]
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,24 @@ def test_parts_of_a_far_longer_tile_than_others_are_dealt_out_with_the_same_bits
     assert [left for _, _, left in found] == ([2, 13, 15] if dims[1] > 192 else [0, 11, 15])
 
 
+@pytest.mark.parametrize("beside", [1, 2, 3])
+@pytest.mark.parametrize("lengths", [((30, 700), (20, 90), (25, 70)), ((2, 400),)], ids=["some", "less than programs"])
+def test_programs_that_begin_beside_another_launch_take_every_tile_once(lengths, beside, kernel, monkeypatch) -> None:
+    """None has a tile of its own that would wait for it, and who comes when they have run out goes at once."""
+    problem = Problem(lengths, heads=(2, 1), page=64)
+    module, made = kernel(PARTED, problem.dims), make(problem)
+    _, out, lse = launch(module, problem, made, sms=7)
+    plan = module.plan
+    monkeypatch.setattr(module, "plan", lambda *given: plan(*given, beside=beside))
+    for sms in (1, 3, 40):
+        memory, _ = room(module, problem, sms)
+        memory[0].fill_(float("nan"))
+        _, other, other_lse = launch(module, problem, made, sms=sms, work=memory)
+        assert torch.equal(other, out)
+        assert torch.equal(other_lse, lse)
+        assert not memory[1].any()
+
+
 @pytest.mark.parametrize("name", ["d64", "d128", "d192_128"])
 def test_what_is_spilled_between_parts_is_out_of_the_loops_of_products(name) -> None:
     """What a tile has so far is in registers beside a part: of a loop that multiplies nothing may lie in memory."""

@@ -5,13 +5,21 @@ Whatever lies beyond a sequence's keys is NaN or infinite (`support.serving`), a
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import itertools
+import tempfile
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.whole import sampled
 
 from tilecast.codegen.serving import generate_serving
+from tilecast.emulator.any_kernel import emulated
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.variants.hopper.serving import (
     HopperRunsE4m3Variant,
@@ -20,6 +28,7 @@ from tilecast.model.kernel.variants.hopper.serving import (
     HopperServingVariant,
 )
 from tilecast.model.kernel.verdict import VariantError
+from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 from tilecast.model.serving import (
     HOPPER_RUNS,
@@ -29,6 +38,8 @@ from tilecast.model.serving import (
     parse_serving,
     writable,
 )
+from tilecast.model.step.batch import Batch
+from tilecast.model.step.dealing import launched
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("greenlet")
@@ -239,6 +250,83 @@ def test_runs_of_splits_change_no_bit(variant, kernel) -> None:
     for out, lse in results[1:]:
         assert torch.equal(out, results[0][0])
         assert torch.equal(lse, results[0][1])
+
+
+#: Decodes beside chunks of more rows than they have, of which some do not fit a tile of the other launch.
+MIXED = (
+    ((1, 700), (1, 500), (1, 3), (3, 450), (120, 600)),
+    (*(((1, 300),) * 40), (40, 900), (33, 70)),
+    ((1, 700), (1, 64)),
+)
+
+
+@pytest.mark.parametrize("lengths", MIXED, ids=["one chunk", "more sequences than are planned at a time", "no chunk"])
+def test_decodes_that_leave_sms_to_a_chunk_get_the_same_bits(lengths, kernel, monkeypatch) -> None:
+    problem = Problem(lengths, page=64)
+    module, made = kernel(RUNS, problem.dims), make(problem)
+    most = max(q for q, _ in lengths), max(k for _, k in lengths)
+    expected = launch(module, problem, made, rows=(0, 16), sms=12)[1:]
+    plan = module.plan
+    monkeypatch.setattr(module, "plan", lambda *given: plan(*given, beside=1))
+    for sms in (2, 5, 12):
+        sizes = module.scratch(len(lengths), problem.heads[1], problem.heads[0] // problem.heads[1], *most, sms)
+        work = [torch.zeros(n, dtype=kind) for n, kind in zip(sizes, (torch.float32, torch.int32), strict=True)]
+        _, *found = launch(module, problem, made, rows=(0, 16), sms=sms, work=work)
+        assert all(
+            torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0)) for one, other in zip(found, expected, strict=True)
+        )
+        assert not work[1].any()
+
+
+_ASKED = """
+
+@gluon.jit
+def asked(found, cu_q, used_k, count, heads_kv, group, seqlen_q, seqlen_k, split_bits, split_log2, left, right, sms, PLANNED: gl.constexpr):
+    batch = Batch(cu_q, None, used_k, None, None, 0, count, heads_kv, group, seqlen_q, seqlen_k, split_bits, split_log2, left, right, 1, 16, sms)
+    gl.store(found, programs_of(batch, PLANNED))
+"""
+
+
+@given(
+    decodes=st.lists(st.integers(1, 40_000), max_size=40),
+    chunks=st.lists(st.tuples(st.integers(17, 3000), st.integers(0, 60_000)), max_size=3),
+    sms=st.sampled_from([132, 114, 78, 3, 1]),
+    heads_kv=st.sampled_from([1, 8]),
+    causal=st.booleans(),
+)
+@settings(max_examples=30, deadline=None)
+def test_the_model_knows_how_many_programs_decode_beside_a_chunk(decodes, chunks, sms, heads_kv, causal) -> None:
+    lengths = [*((1, keys) for keys in decodes), *((queries, queries + keys) for queries, keys in chunks)] or [(1, 1)]
+    model = Workload(
+        heads_q=4 * heads_kv,
+        heads_kv=heads_kv,
+        seqlen_q=1,
+        seqlen_k=1,
+        head_dim_qk=128,
+        mask="causal" if causal else "none",
+    )
+    batch, chip = Batch(tuple(lengths), model, 64), load_machine("h200-sxm")
+    dealt = launched(HOPPER_RUNS.chosen(replace(model, seqlen_k=4096), chip), batch, sms)
+    module = _asking()
+    starts = torch.tensor([0, *itertools.accumulate(q for q, _ in lengths)], dtype=torch.int32)
+    used, found = torch.tensor([k for _, k in lengths], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    limit, keys = (getattr(module, name)(heads_kv).bit_length() - 1 for name in ("_split_limit", "_split_keys"))
+    longest = [max(pair[i] for pair in lengths) for i in (0, 1)]
+    far = module.FAR.value
+    module.asked[(1,)](
+        found, starts, used, len(lengths), heads_kv, 4, *longest, limit, keys, far, 0 if causal else far, sms, 32, num_warps=1
+    )  # fmt: skip
+    assert abs(int(found) - (dealt.some or sms)) <= 2  # a float32 may take the neighbour of a float64's choice
+
+
+@functools.cache
+def _asking() -> Any:
+    """The kernel that ships for head_dim 128, and one more that says how many programs would take items."""
+    folder = Path(tempfile.mkdtemp())
+    source = Path(__file__).parents[4] / "kernels" / "generated" / "hopper_serve_d128_runs.py"
+    path = folder / "asking.py"
+    path.write_text(source.read_text() + _ASKED)
+    return emulated(str(path), machine="h200")
 
 
 @pytest.mark.parametrize(

@@ -176,8 +176,8 @@ def test_heads_of_256_have_three_kernels_and_every_sequence_one() -> None:
     heads = Workload(heads_q=4, heads_kv=1, seqlen_q=1, head_dim_qk=256, mask="causal")
     run = forecast_step(Batch(parse_requests("2x900,1x8:900,1x100:900"), heads, 64), H200).run
     kernels = [(launch.variant.family, getattr(launch.variant, "warpgroups", 0)) for launch in run.launches]
-    assert kernels == [("serving-hopper", 0), ("serving-hopper-runs", 0), ("prefill-hopper", 2)]
-    assert [launch.items.sequences for launch in run.launches] == [1, 2, 1]  # type: ignore[union-attr]
+    assert kernels == [("serving-hopper-runs", 0), ("prefill-hopper", 2), ("serving-hopper", 0)]
+    assert [launch.items.sequences for launch in run.launches] == [2, 1, 1]  # type: ignore[union-attr]
 
 
 def test_a_tile_has_no_item_of_keys_that_it_does_not_see() -> None:
@@ -275,11 +275,11 @@ def test_runs_of_unequal_sequences_shrink_to_a_fair_share_of_what_is_left(keys, 
         assert 16 * (left[0] // 132) >= 15 * rounds * found.blocks.max()
 
 
-def test_rows_between_go_to_the_kernel_between_and_its_launch_comes_first() -> None:
+def test_rows_between_go_to_the_kernel_between_and_its_launch_comes_last() -> None:
     run = forecast_step(Batch(parse_requests("4x900,1x8:900,1x100:900"), HEADS, 64), H200).run
     kernels = [(launch.variant.family, getattr(launch.variant, "warpgroups", 0)) for launch in run.launches]
-    assert kernels == [("prefill-hopper", 1), ("serving-hopper-runs", 0), ("prefill-hopper", 2)]
-    assert [launch.items.sequences for launch in run.launches] == [1, 4, 1]  # type: ignore[union-attr]
+    assert kernels == [("serving-hopper-runs", 0), ("prefill-hopper", 2), ("prefill-hopper", 1)]
+    assert [launch.items.sequences for launch in run.launches] == [4, 1, 1]  # type: ignore[union-attr]
 
 
 # --- latent caches -------------------------------------------------------------------------------------------------
@@ -521,8 +521,9 @@ def test_forms_of_prefill_that_part_keys_have_loops_of_their_own() -> None:
     """Dealt out, or in turn beside such as are: the compiler's other forms of the file, which spill."""
     heads = replace(HEADS, head_dim_qk=192, head_dim_v=128)
     whole, dealt, chained = (
-        evaluate_step(batch, H200, shipped_pair(batch, H200), 1500.0).launches[-1]
+        next(launch for launch in run.launches if launch.items and getattr(launch.variant, "warpgroups", 0) == 2)
         for batch in (Batch(parse_requests(x), heads) for x in ("64x33:1000", "1x128:32768", "1x4096:4096,1x100:3000"))
+        for run in [evaluate_step(batch, H200, shipped_pair(batch, H200), 1500.0)]
     )
     assert whole.dealt.parting is None and not dealt.dealt.chained and chained.dealt.chained
     period = whole.costs.periods[0]
