@@ -316,7 +316,9 @@ class TensorDescriptor(Box):
         found = self._inside(corner, self.block_shape) if changed and len(corner) == len(self.block_shape) else None
         if found is not None:
             places = np.asarray(found[1]).reshape(-1)
-            changes.ordered(program, self.memory, places, known, line, "a copy", np.ones(places.shape, bool))
+            changes.ordered(
+                program, self.memory, places, known, line, "a copy", np.ones(places.shape, bool), engine=True
+            )
 
     def rows(self, numbers: Sequence[int], column: int) -> Any:
         """[numbers, columns of a box]: one box of one row for each number; zeros outside the tensor."""

@@ -81,6 +81,8 @@ class Flag:
             agent.knowledge.see({self.address: number})
             if told is not None and sem in _ACQUIRES:
                 agent.knowledge.join(told)
+                if program.number in told.others:  # another role of this program told
+                    agent.knowledge.join(told.others[program.number])
                 agent.knowledge.ordinary |= told.others.keys()
 
     def write(self, program: Program, value: Any, told: Knowledge | None, keeps: bool) -> None:

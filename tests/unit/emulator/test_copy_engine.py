@@ -240,6 +240,60 @@ def test_no_release_adds_fences_between_partitions(tmp_path: Path) -> None:
         module(tmp_path, ROLES, triton="3.9").launch(np.zeros((16, 32), np.float32))
 
 
+BY_FLAG = """
+@gluon.jit
+def writer(x_ptr, flag, desc, out_ptr, slot, bar):
+    columns = gl.arange(0, 32, gl.SliceLayout(0, WIDE))[None, :]
+    gl.store(x_ptr + gl.arange(0, 16, ROWS)[:, None] * 32 + columns, gl.full([16, 32], 2.0, gl.float32, WIDE))
+    gl.barrier()
+    gl.atomic_add(flag, 1, sem="release")
+
+@gluon.jit
+def reader(x_ptr, flag, desc, out_ptr, slot, bar):
+    gl.inline_asm_elementwise(
+        \"\"\"{
+            .reg .pred early;
+            .reg .s32 count;
+        again:
+            ld.acquire.gpu.global.s32 count, [$1];
+            setp.lt.s32 early, count, 1;
+            @early bra again;
+            fence.proxy.async;
+            mov.s32 $0, count;
+        }\"\"\", "=r,l", [flag], dtype=gl.int32, is_pure=False, pack=1,
+    )
+    mbarrier.expect(bar, 2048)
+    tma.async_load(desc, [0, 0], bar, slot)
+    mbarrier.wait(bar, 0)
+    at = gl.arange(0, 16, ROWS)[:, None] * 32 + gl.arange(0, 32, gl.SliceLayout(0, WIDE))[None, :]
+    gl.store(out_ptr + at, slot.load(WIDE))
+
+@gluon.jit
+def kernel(x_ptr, flag, desc, out_ptr):
+    slot, bar = gl.allocate_shared_memory(gl.float32, [16, 32], desc.layout), ready()
+    fence_async_shared()
+    roles = (x_ptr, flag, desc, out_ptr, slot, bar)
+    gl.warp_specialize([(writer, roles), (reader, roles)], [4], [64])
+
+def launch(x, flag, out):
+    kernel[(1,)](x, flag, tiles(x, [16, 32]), out)
+"""
+
+
+@pytest.mark.parametrize("mode", ["late", "random"])
+def test_a_flag_of_global_memory_orders_roles_of_one_program(tmp_path: Path, mode: str) -> None:
+    def run(text: str) -> Any:
+        out = np.zeros((16, 32), np.float32)
+        module(tmp_path, text, mode=mode, seed=0).launch(np.zeros((16, 32), np.float32), np.zeros(1, np.int32), out)
+        return out
+
+    assert (run(BY_FLAG) == 2).all()
+    with pytest.raises(RaceError, match="and nothing orders the two"):
+        run(BY_FLAG.replace("ld.acquire.gpu", "ld.relaxed.gpu"))
+    with pytest.raises(RaceError, match=r"fence\.proxy\.async is missing"):
+        run(BY_FLAG.replace("            fence.proxy.async;\n", ""))
+
+
 DIVIDED = """
 @gluon.jit
 def kernel(x_ptr, out_ptr, n, unused):
