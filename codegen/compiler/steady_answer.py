@@ -53,10 +53,12 @@ def _launch_dict(found: SteadyForecast) -> dict[str, Any] | None:
     return {
         "ctas": found.grid.ctas,
         "iterations": found.grid.iterations,
+        "tiles": len(found.grid.work),
         "cycles": found.launch.cycles,
         "milliseconds": found.milliseconds,
         "memory_milliseconds": found.memory_milliseconds,
         "ends_cycles": None if found.no_ends else found.cost.ends,
+        "later_ends_cycles": None if found.no_ends else found.cost.later_ends,
         "peeled_iterations": found.cost.peeled,
         "busy": found.launch.busy,
     }
@@ -75,14 +77,17 @@ def _launch_lines(found: SteadyForecast) -> list[str]:
     memory = [] if found.flop or not found.moved else [
         f"Memory alone takes {found.memory_milliseconds:.4g} ms for all that its lanes load and store."
     ]  # fmt: skip
+    later = found.cost.later_ends
+    tiles = "" if later is None else f" share {grid.tiles:,} tiles"
+    after = "" if later is None else f", {later:,.0f} of one that had a tile before"
     return [
         "",
-        f"{grid.ctas:,} CTAs of {grid.iterations} iterations take {least}{whole.cycles:,.0f} cycles, {found.milliseconds:.4g} ms at {found.mhz:.0f} MHz: "
+        f"{grid.ctas:,} CTAs{tiles} of {grid.iterations} iterations{', which' * bool(tiles)} take {least}{whole.cycles:,.0f} cycles, {found.milliseconds:.4g} ms at {found.mhz:.0f} MHz: "
         f"{unit}.",
         *memory,
         f"Set-up, first loads and the epilogue of a CTA are not in it: around its loops the code cannot be followed{peeled}."
         if found.no_ends
-        else f"Set-up, first loads and the epilogue of a CTA are {found.cost.ends:,.0f} cycles of it{peeled}.",
+        else f"Set-up, first loads and the epilogue of a CTA are {found.cost.ends:,.0f} cycles of it{after}{peeled}.",
     ]
 
 

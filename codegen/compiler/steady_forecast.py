@@ -41,8 +41,17 @@ class Grid:
     """What a launch does, which machine code alone does not say."""
 
     ctas: int
-    #: Iterations' worth of work of a CTA, "128", or "1:128" where CTAs have as many of each length between.
+    #: Iterations' worth of work of a tile, "128", or "1:128" where tiles have as many of each length between.
     iterations: str
+    #: Tiles that the CTAs take, one after the other; 0: each CTA has one.
+    tiles: int = 0
+
+    @property
+    def work(self) -> list[int]:
+        """Iterations of every tile; CodeError as `spread`, or for fewer tiles than CTAs."""
+        if 0 < self.tiles < self.ctas:
+            raise CodeError(f"tiles: expected at least one for each of {self.ctas} CTAs, got {self.tiles}")
+        return spread(self.iterations, self.tiles or self.ctas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +105,7 @@ class SteadyForecast:
         """Of the launch, where memory must bring and take all that its lanes move."""
         if self.grid is None:
             return None
-        work = spread(self.grid.iterations, self.grid.ctas)
-        return sum(work) * self.kernel.lane_bytes / (self.machine["hbm.tbps_achieved"] * 1e12) * 1e3
+        return sum(self.grid.work) * self.kernel.lane_bytes / (self.machine["hbm.tbps_achieved"] * 1e12) * 1e3
 
     @property
     def milliseconds(self) -> float | None:
@@ -212,7 +220,7 @@ def forecast_binary(
     """
     if binary.target != machine.arch:
         raise BinaryError(f"{binary.file}: expected code for {machine.arch} ({machine.name}), got {binary.target}")
-    work = spread(grid.iterations, grid.ctas) if grid is not None else []
+    work = grid.work if grid is not None else []
     shape = kernel_shape(binary, warps)
     costs, others, apart, no_ends = role_costs(machine), loops_left_out(shape), "", False
     try:
@@ -231,9 +239,9 @@ def forecast_binary(
     if grid is None:
         return found
     try:
-        cost = CtaCost(per_sm, run, 0.0, 0.0) if apart else cta_cost(roles, costs, per_sm, run)
+        cost = CtaCost(per_sm, run, 0.0, 0.0) if apart else cta_cost(roles, costs, per_sm, run, len(work) > grid.ctas)
     except CodeError:
         cost, no_ends = CtaCost(per_sm, run, 0.0, 0.0), True
     paced = replace(cost.steady, cycles=max(cost.steady.cycles, _floor(roles, machine, per_sm)))
-    whole = launch(replace(cost, steady=paced), work, machine)
+    whole = launch(replace(cost, steady=paced), work, machine, grid.ctas)
     return replace(found, run=cost.steady, grid=grid, cost=cost, launch=whole, no_ends=no_ends or bool(apart))

@@ -67,7 +67,11 @@ def forecast(
     dtype: _SourceDtype = "bf16",
     ctas: Annotated[int | None, typer.Option("--ctas", min=1, help="CTAs of the launch: adds its time.")] = None,
     iterations: Annotated[
-        str | None, typer.Option("--iterations", help="Iterations of a CTA: 128, or 1:128 as under a causal mask.")
+        str | None,
+        typer.Option("--iterations", help="Iterations of a CTA, or of a tile: 128, or 1:128 as under a causal mask."),
+    ] = None,
+    tiles: Annotated[
+        int | None, typer.Option("--tiles", min=1, help="Tiles of the launch, where its CTAs take tile after tile.")
     ] = None,
     per_sm: Annotated[
         int | None,
@@ -95,16 +99,19 @@ def forecast(
     from tilecast.model.machine.machine import load_machine
 
     quiet_at_exit()
-    if call is not None and (ctas is not None or not file.endswith(".py")):
+    if call is not None and (ctas is not None or tiles is not None or not file.endswith(".py")):
         raise typer.BadParameter(
-            "is for a Python file, whose launch says how many CTAs it has: drop --ctas", param_hint="'--call'"
+            "is for a Python file, whose launch says how many CTAs it has: drop --ctas and --tiles",
+            param_hint="'--call'",
         )
     if call is None and (ctas is None) != (iterations is None):
         raise typer.BadParameter(
             "the time of a launch needs --ctas and --iterations: how many CTAs it has, and how often the loop goes round in one",
             param_hint="'--ctas'",
         )
-    grid = Grid(ctas, iterations) if ctas is not None and iterations is not None else None
+    if tiles is not None and ctas is None:
+        raise typer.BadParameter("says what the CTAs of a launch share: give --ctas, too", param_hint="'--tiles'")
+    grid = Grid(ctas, iterations, tiles or 0) if ctas is not None and iterations is not None else None
     chip = changes.of(load_machine(machine)) if machine is not None else None
     with Screen() as screen:
         screen("forecast", 0, 0, file)

@@ -42,6 +42,8 @@ class Point:
     library: str
     label: str
     ctas_per_sm: int
+    #: CTAs of the launch, and the iterations of its tiles.
+    ctas: int
     iterations: tuple[int, ...]
     cycles: float
     #: Percent of the cycles in which SMs are active.
@@ -86,15 +88,15 @@ def compare(points: Sequence[Point], loops: dict[str, KernelRoles], machine: Mac
     costs = role_costs(machine)
 
     @cache
-    def cost(kernel: str, ctas: int) -> CtaCost:
+    def cost(kernel: str, ctas: int, stay: bool) -> CtaCost:
         if kernel not in loops:
             raise ForeignError(f"{kernel}: expected one of the {len(loops)} kernels whose loops are at hand")
-        return cta_cost(loops[kernel], costs, ctas)
+        return cta_cost(loops[kernel], costs, ctas, stay=stay)
 
     out = []
     for point in points:
-        mine = cost(point.kernel, point.ctas_per_sm)
-        out.append(Compared(point, launch(mine, point.iterations, machine), mine))
+        mine = cost(point.kernel, point.ctas_per_sm, point.ctas < len(point.iterations))
+        out.append(Compared(point, launch(mine, point.iterations, machine, point.ctas), mine))
     return tuple(out)
 
 
@@ -117,7 +119,8 @@ def _point(row: Row, where: str) -> Point:
         iterations = [int(count) for count in tiles.iterations for _ in range(work.batch * work.heads_q)]
     cycles = float(_number(row, "cycles", where))
     return Point(
-        row["kernel"], row["library"], label, _number(row, "ctas_per_sm", where), tuple(iterations), cycles,
+        row["kernel"], row["library"], label, _number(row, "ctas_per_sm", where), ctas, tuple(iterations),
+        cycles,
         {name: _share(row, f"{name}_percent", where) for name in SHARES}, _number(row, "active_cycles", where) / cycles,
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tilecast.model.compiled.code import PIPES as CODE_PIPES
@@ -160,4 +160,16 @@ def together(kernel: KernelRoles, ctas: int) -> KernelRoles:
             )
     return KernelRoles(
         kernel.kernel, kernel.target, tuple(roles), tuple(barriers), kernel.unrolled, ctas * kernel.lane_bytes
+    )
+
+
+def again(kernel: KernelRoles) -> KernelRoles:
+    """``kernel`` in a tile before which the same CTA had another: what it loads around its loops (lengths, where a tile begins) are
+    words next to those of the tile before, which L1 holds."""
+
+    def known(code: tuple[RoleInstruction, ...]) -> tuple[RoleInstruction, ...]:
+        return tuple(one._replace(latency="local") if one.latency == "global" else one for one in code)
+
+    return replace(
+        kernel, roles=tuple(replace(role, begin=known(role.begin), end=known(role.end)) for role in kernel.roles)
     )

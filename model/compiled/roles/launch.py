@@ -26,10 +26,13 @@ class CtaCost:
     ends: float
     #: Iterations' worth of products that stand outside of the loop.
     peeled: float
+    #: The same as ``ends``, of a tile before which the same CTA had another; None of kernels whose CTAs have one each.
+    later_ends: float | None = None
 
-    def cycles(self, iterations: int) -> float:
-        """Cycles of a CTA that has the work of ``iterations``, in or out of the loop."""
-        return self.ends + max(0.0, iterations - self.peeled) * self.steady.cycles
+    def cycles(self, iterations: int, later: bool = False) -> float:
+        """Cycles of a CTA for a tile of the work of ``iterations``, in or out of the loop; ``later``: it had another before."""
+        ends = self.ends if self.later_ends is None or not later else self.later_ends
+        return ends + max(0.0, iterations - self.peeled) * self.steady.cycles
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +44,35 @@ class Launch:
     busy: dict[str, float]
 
 
-def cta_cost(kernel: KernelRoles, costs: RoleCosts, ctas: int = 1, steady: RolesRun | None = None) -> CtaCost:
-    """What CTAs of ``kernel`` cost, ``ctas`` of them on an SM (``steady``: their steady state where it is known); CodeError where
-    its code cannot be followed."""
+def cta_cost(
+    kernel: KernelRoles, costs: RoleCosts, ctas: int = 1, steady: RolesRun | None = None, stay: bool = False
+) -> CtaCost:
+    """What CTAs of ``kernel`` cost, ``ctas`` of them on an SM (``steady``: their steady state where it is known; ``stay``: they take
+    tile after tile); CodeError where its code cannot be followed."""
     steady = steady or run_roles(kernel, costs, ctas)
-    half, whole = (tile_cycles(kernel, costs, count, ctas) for count in (_TOLD // 2, _TOLD))
-    # A tile may go at another pace than loops that began anyhow: its beginning and end are what it takes beyond iterations at its own.
-    return CtaCost(ctas, steady, max(0.0, 2.0 * half - whole), kernel.peeled)
+
+    def ends(later: bool) -> float:
+        half, whole = (tile_cycles(kernel, costs, count, ctas, later) for count in (_TOLD // 2, _TOLD))
+        # A tile may go at another pace than loops that began anyhow: its beginning and end are what it takes beyond iterations at its own.
+        return max(0.0, 2.0 * half - whole)
+
+    return CtaCost(ctas, steady, ends(later=False), kernel.peeled, ends(later=True) if stay else None)
 
 
-def launch(cost: CtaCost, iterations: Sequence[int], machine: Machine) -> Launch:
-    """CTAs of ``iterations`` each on all SMs of ``machine``, the longest first, each to the SM that is free first."""
+def launch(cost: CtaCost, iterations: Sequence[int], machine: Machine, ctas: int = 0) -> Launch:
+    """Tiles of ``iterations`` each on all SMs of ``machine``, the longest first, each to the CTA that is free first.
+
+    ``ctas`` are launched, which take tile after tile where they are fewer than the tiles; 0: one for each.
+    """
     slots = [0.0] * (int(machine["chip.sm_count"]) * cost.ctas)
+    stay = 0 < ctas < len(iterations)
+    if stay:
+        slots = slots[:ctas]
+    # From the last clock of a CTA to the first of the next on the SM.
+    turnaround = machine.get("launch.cta_turnaround_cycles", machine["launch.cta_start_cycles"])
     for count in sorted(iterations, reverse=True):
-        heapq.heapreplace(slots, slots[0] + cost.cycles(count))
+        later = stay and slots[0] > 0.0
+        heapq.heapreplace(slots, slots[0] + cost.cycles(count, later) + (0.0 if later else turnaround))
     cycles = max(slots)
     # An iteration of the steady state is one of every CTA on the SM.
     laps = sum(iterations) / len(slots)

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilecast.model.compiled.code import CodeError
-from tilecast.model.compiled.roles.code import Barrier, KernelRoles, RoleCode, RoleInstruction, together
+from tilecast.model.compiled.roles.code import Barrier, KernelRoles, RoleCode, RoleInstruction, again, together
 from tilecast.model.compiled.roles.costs import RoleCosts
 from tilecast.model.compiled.roles.state import State
 
@@ -116,19 +116,41 @@ def run_roles(kernel: KernelRoles, costs: RoleCosts, ctas: int = 1) -> RolesRun:
     return RolesRun(max((laps[-1] - laps[settling - 1]) / averaged, busy["tensor"]), busy, waits)
 
 
-def tile_cycles(kernel: KernelRoles, costs: RoleCosts, iterations: int, ctas: int = 1) -> float:
+def tile_cycles(kernel: KernelRoles, costs: RoleCosts, iterations: int, ctas: int = 1, later: bool = False) -> float:
     """Cycles from the first instruction of ``ctas`` CTAs, begun together, to the last of a tile of ``iterations`` each, which its
-    unrolled loops divide.
+    unrolled loops divide; ``later``: of the roles that multiply, of a tile before which the same CTA had another.
 
     CodeError when roles wait for something that never comes, or the kernel comes without the code around its loops.
     """
     if not all(role.begin for role in kernel.roles):
         raise CodeError(f"{kernel.kernel}: expected the code around its loops, got the loops alone")
-    kernel = together(kernel, ctas)
+    kernel = together(again(kernel) if later else kernel, ctas)
     state = State(kernel, costs, iterations // kernel.unrolled, kernel.more_passes)
+    begun = _brought(state) if later else 0.0
     while not all(warp.done for warp in state.warps):
         step(state)
-    return max(warp.free for warp in state.warps)
+    return max(warp.free for warp in state.warps if warp.multiplies or not later) - begun
+
+
+def _brought(state: State) -> float:
+    """When roles that multiply nothing have gone as far as they can by themselves: there those that multiply begin.
+
+    They run ahead into a CTA's next tile while that before it ends, as far as slots are free.  What those that multiply give at
+    named barriers before all else they have given by then.
+    """
+    matrices = [warp for warp in state.warps if warp.multiplies]
+    for warp in matrices:
+        while warp.program[warp.pc].code.kind == "named_arrive":
+            state.issue(warp, warp.free)
+        warp.free = math.inf
+    ahead = [warp for warp in state.warps if not warp.multiplies]
+    while any(not warp.done and state.ready(warp) is not None for warp in ahead):
+        step(state)
+    landed = (at for parties in state.arrived for times in parties.values() for at in times)
+    begun = max((*(warp.free for warp in ahead), *landed), default=0.0)
+    for warp in matrices:
+        warp.free = begun
+    return begun
 
 
 def pass_cycles(code: Sequence[RoleInstruction], costs: RoleCosts, beside: Sequence[RoleInstruction] = ()) -> float:

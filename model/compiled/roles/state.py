@@ -273,9 +273,12 @@ class State:
             self.busy["tensor"] += prepared.product[0]
             self.busy["port"] += prepared.port
         elif one.kind == "group_copy":
-            # 32 lanes of a warp on each of the sub-partitions.
-            self.copy_free = max(self.copy_free, now) + 32 * PARTITIONS * one.amount / costs.lane_bytes
+            # 32 lanes of a warp on each of the sub-partitions; what lanes bring into shared memory products pay for as for tiles.
+            size = 32 * PARTITIONS * one.amount
+            self.copy_free = max(self.copy_free, now) + size / costs.lane_bytes
             warp.under_way = self.copy_free + costs.lane_latency
+            if self.queue:
+                self.queue.copy(warp.under_way - size / costs.copy_bytes, warp.under_way)
         elif one.kind == "group":
             warp.groups.append(max(warp.under_way, now))
         elif one.kind == "commit":

@@ -123,7 +123,7 @@ OTHERS = {
     ],
     ("forecast", str(ROOT / "kernels" / "generated" / "hopper_ws_d64_full.py")): [
         ("--machine", ("h300", "")), ("--arch", ("sm_42", "")), ("--dtype", ("bf61", "")), ("--ctas", ("0", "x", "")),
-        ("--iterations", ("0", "x", "5:1", "-1", "", "1:2:3")), ("--ctas-per-sm", ("0", "x")), ("--warps", ("x", "-1", "")),
+        ("--iterations", ("0", "x", "5:1", "-1", "", "1:2:3")), ("--ctas-per-sm", ("0", "x")), ("--tiles", ("0", "x", "5")), ("--warps", ("x", "-1", "")),
         ("--set", ("nope=1", "mufu.ex2")), ("--scale", ("nope=2",)), ("--call", ("", "main(")),
     ],
     **{

@@ -10,6 +10,7 @@ from support.paths import ROOT
 
 from tilecast.cli import main
 from tilecast.codegen.compiler.compile import load_source
+from tilecast.model.machine.machine import load_machine
 
 KERNEL = str(ROOT / "kernels" / "generated" / "blackwell_ws_d64_full_pair.py")
 BACKWARD = str(ROOT / "kernels" / "generated" / "hopper_bwd_d64_full.py")
@@ -60,13 +61,23 @@ def test_a_launch_of_a_hopper_kernel(capsys: pytest.CaptureFixture[str]) -> None
     found = json.loads(out)
     whole = found["launch"]
     # Two CTAs on each of 132 SMs, one after the other; one block's products stand outside of the loop.
-    assert whole["cycles"] == pytest.approx(2 * (whole["ends_cycles"] + 63 * found["cycles_per_iteration"]))
+    between = load_machine("h200-sxm")["launch.cta_turnaround_cycles"]
+    assert whole["cycles"] == pytest.approx(2 * (between + whole["ends_cycles"] + 63 * found["cycles_per_iteration"]))
+    assert whole["tiles"] == 264 and whole["later_ends_cycles"] is None
     assert whole["milliseconds"] == pytest.approx(whole["cycles"] / found["clock_mhz"] * 1e-3)
     assert whole["busy"]["tensor"] < found["tensor_share"]
     # Rows that outgrow their reference are seen to in the loop itself.
     assert all(role["other_loops"] == [] for role in found["roles"])
     code, out, _ = run(capsys, *work)
     assert code == 0 and "264 CTAs of 64 iterations take" in out and "more loop" not in out
+    # The same tiles by CTAs that stay: the second finds its first loads there, and nobody sets up anew.
+    stay = ("forecast", kernel, "--machine", "h200-sxm", "--ctas", "132", "--tiles", "264", "--iterations", "64")
+    again = json.loads(run(capsys, *stay, "--json")[1])["launch"]
+    assert again["cycles"] == pytest.approx(
+        whole["cycles"] - between + again["later_ends_cycles"] - whole["ends_cycles"]
+    )
+    assert 0 < again["later_ends_cycles"] < again["ends_cycles"] == whole["ends_cycles"]
+    assert "132 CTAs share 264 tiles of 64 iterations, which take" in run(capsys, *stay)[1]
 
 
 def test_a_backward_kernel_beside_its_loop_before_compilation(capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,6 +162,7 @@ def test_anybodys_launch(product: str, capsys: pytest.CaptureFixture[str]) -> No
         ("nothing()", (), "its code ends before it launches a kernel: IndexError: no such row"),
         ("none()", (), "expected the call to launch a kernel, it launched none"),
         ("product(512)", ("--ctas", "8"), "drop --ctas"),
+        ("product(512)", ("--tiles", "8"), "drop --ctas and --tiles"),
         ("product(512)", ("--kernel", "add"), "expected a kernel 'add', its launch starts multiply"),
     ],
 )

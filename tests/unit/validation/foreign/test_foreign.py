@@ -44,10 +44,13 @@ def test_every_launch_executes_at_least_its_useful_work(found: tuple[Compared, .
 def test_forecasts_of_kernels_that_are_not_ours_hold(found: tuple[Compared, ...]) -> None:
     errors = [abs(one.error) for one in found]
     assert len(found) == 40 and len({one.point.kernel for one in found}) == 20
-    assert sum(errors) / len(errors) < 0.08
-    # All but a kernel of head_dim 64 whose softmax starves products, and one whose tiles overlap.
-    assert sorted(errors)[-3] < 0.15
-    assert max(abs(off) for one in found for off in (one.off_by["xu"], one.off_by["issue"])) < 9.5
+    assert sum(errors) / len(errors) < 0.05
+    # All but kernels of head_dim 64 whose softmax starves products.
+    assert sorted(errors)[-5] < 0.09 and max(errors) < 0.165
+    assert max(abs(off) for one in found for off in (one.off_by["xu"], one.off_by["tensor"])) < 9.0
+    assert max(abs(one.off_by["issue"]) for one in found) < 6.05
+    starved = "flash-attn-4 sm_90 d64"
+    assert max(abs(off) for one in found if starved not in one.point.kernel for off in one.off_by.values()) < 6.0
 
 
 def test_errors_and_shares_are_what_they_say(found: tuple[Compared, ...]) -> None:

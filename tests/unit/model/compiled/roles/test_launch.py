@@ -22,6 +22,8 @@ from tilecast.model.machine.machine import load_machine
 H200 = load_machine("h200-sxm")
 COSTS = role_costs(H200)
 STEADY = RolesRun(100.0, {"tensor": 80.0, "issue": 30.0}, {})
+#: Cycles from a CTA's last clock to the first of the next.
+BETWEEN = H200["launch.cta_turnaround_cycles"]
 
 
 def one(pipe: str, kind: str = "plain", barrier: int = -1, amount: int = 0, **more) -> RoleInstruction:
@@ -47,13 +49,22 @@ def test_equal_ctas_go_in_waves(ctas: int, iterations: int, per_sm: int) -> None
     cost = CtaCost(per_sm, STEADY, 500.0, 1.0)
     found = launch(cost, [iterations] * ctas, H200)
     waves = ceil(ctas / (132 * per_sm))
-    assert found.cycles == waves * (500.0 + (iterations - 1) * 100.0)
+    assert found.cycles == pytest.approx(waves * (BETWEEN + 500.0 + (iterations - 1) * 100.0))
     assert found.busy["tensor"] == pytest.approx(ctas * iterations / (132 * per_sm) * 80.0 / found.cycles)
 
 
 def test_long_ctas_go_first() -> None:
     cost = CtaCost(1, STEADY, 0.0, 0.0)
-    assert launch(cost, [1] * 132 + [2] * 66, H200).cycles == 200.0
+    # Those of two iterations have SMs of their own, and two of one follow each other.
+    assert launch(cost, [1] * 132 + [2] * 66, H200).cycles == 2 * BETWEEN + 200.0
+
+
+def test_ctas_that_stay_take_tile_after_tile() -> None:
+    cost = CtaCost(1, STEADY, 500.0, 0.0, 200.0)
+    assert launch(cost, [1] * 264, H200, 132).cycles == BETWEEN + 500.0 + 200.0 + 2 * 100.0
+    # Two CTAs have six tiles, whatever other SMs there are.
+    assert launch(cost, [1] * 6, H200, 2).cycles == BETWEEN + 500.0 + 2 * 200.0 + 3 * 100.0
+    assert launch(cost, [1] * 264, H200, 264).cycles == 2 * (BETWEEN + 600.0)
 
 
 def test_ctas_of_an_sm_share_its_tensor_core_and_nothing_else() -> None:
@@ -96,6 +107,27 @@ def test_products_outside_of_the_loop_count_as_iterations() -> None:
     assert cta_cost(KernelRoles("hand-made", "sm_90a", (role,), ()), COSTS).peeled == 2
     with pytest.raises(CodeError, match="expected the code around its loops"):
         cta_cost(KernelRoles("hand-made", "sm_90a", (RoleCode("warp 0", 0, (), (product(),)),), ()), COSTS)
+
+
+def test_a_later_tile_finds_what_other_roles_brought_while_the_one_before_ended() -> None:
+    """Loads and copies of the role that multiplies nothing go under the tile before; what is loaded around loops L1 holds."""
+    full = Barrier("full", 1, False, ((1, "copy", 1),))
+    load = one("shared", write_counter=0)._replace(latency="global")
+    use = one("fma", waits=1)
+    loop = (product()._replace(waits=2), one("other", "wgmma_wait"))
+    opened = one("shared", "wait", 0, write_counter=1)
+    roles = (
+        RoleCode("warp 0", 0, (), loop, (load, use, opened), (one("other"),)),
+        RoleCode("copy in", 4, (), (one("other"),), (load, use, one("other", "copy", 0)), (one("other"),)),
+    )
+    kernel = KernelRoles("hand-made", "sm_90a", roles, (full,))
+    first, later = (tile_cycles(kernel, COSTS, 4, later=again) for again in (False, True))
+    # Gone are the copy, the other role's load and most of this one's, which stands beside the other's.
+    spared = COSTS.copy_latency + COSTS.latency["global"] - COSTS.latency["local"]
+    assert first - later == pytest.approx(spared, abs=40.0)
+    assert cta_cost(kernel, COSTS).later_ends is None
+    told = cta_cost(kernel, COSTS, stay=True)
+    assert told.later_ends is not None and told.ends - told.later_ends == pytest.approx(spared, abs=40.0)
 
 
 def recorded(slots: int, adders: int, *more: str) -> KernelRoles:
