@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilecast.emulator.replay.timeline import Timeline
-from tilecast.emulator.replay.timing import BESIDE, COPY_LATENCY, MEETINGS, RESCALE, TURNS, replay
+from tilecast.emulator.replay.timing import BESIDE, COPY_LATENCY, MEETINGS, RESCALE, ROOM, replay
 from tilecast.emulator.trace import ProgramTrace
 from tilecast.model.families import build_pipeline, parse_variant
 from tilecast.model.kernel.header import header_workload
@@ -23,7 +23,7 @@ ADDRESSES = "the pipeline's addresses before products"
 #: What the source is replayed without, by the tensor cores of the machine.
 _LEFT_OUT = {
     "tcgen05": ((RESCALE,), (MEETINGS,), (COPY_LATENCY,), (RESCALE, MEETINGS), (RESCALE, COPY_LATENCY)),
-    "wgmma": ((TURNS,), (BESIDE,), (MEETINGS,)),
+    "wgmma": ((ROOM,), (BESIDE,), (MEETINGS,)),
 }
 
 

@@ -1,9 +1,9 @@
 """The second route to a kernel's time: replay what its roles executed, with the costs of a machine.
 
 Roles go in order; products run on the tensor core in issue order, copies move one after the other, as machine code is simulated
-(`model.compiled.sm`), and running operations share the units fairly (`sharing`).  wgmma goes instruction by instruction, as it was measured: warpgroups in turns, and a role whose next
-instruction finds no room in the queue stands still.  Nothing here knows the pipeline: order, counts and dependences come from the executed source,
-costs from the machine file.
+(`model.compiled.sm`), and running operations share the units fairly (`sharing`).  wgmma goes instruction by instruction: a role whose next one finds no room in
+the queue stands still, so that others come in between.  Nothing here knows the pipeline: order, counts and dependences come from the executed source, costs from
+the machine file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tilecast.model.sm.fluid import advance
 
 #: What `replay` can leave out.
 RESCALE, COPY_LATENCY, MEETINGS = "rescale", "copy latency", "barriers before arrivals"
-TURNS, BESIDE = "turns of wgmma", "slower arithmetic beside wgmma"
+ROOM, BESIDE = "room for few wgmma", "slower arithmetic beside wgmma"
 COPY_ORDER = "the order of copies"
 PORT = "loads in between the reads of products"
 _NEVER = float("inf")
@@ -55,10 +55,11 @@ class _Role:
     stood: bool = False
     #: When each of its own products is done and may be touched.
     products: dict[int, float] = field(default_factory=dict)
-    #: Of wgmma: instructions of the product that it issues now which found no room yet, and those that wait for the tensor core.
+    #: Of wgmma: instructions of the product that it issues now which found no room yet.
     to_issue: int = 0
     issuing: tuple[MatrixIssue, _Product] | None = None
-    queue: deque[_Running] = field(default_factory=deque)
+    #: Which one its last instruction was, of all.
+    issued: int = 0
 
     @property
     def done(self) -> bool:
@@ -109,13 +110,13 @@ class _Replay:
         self.speeds: dict[tuple[Load, ...], tuple[float, ...]] = {}
         self.loads: dict[object, Load] = {}
         self.sync = costs.synchronisation(machine)
-        #: Of wgmma: instructions that may be under way, those that are, and the role that was served last.
+        #: Of wgmma: instructions that may be under way (0: products go whole), those that are, and all so far.
         self.depth = (
             int(machine.get("tensor.mma_queue_depth", 0.0))
-            if machine.tensor_kind == "wgmma" and TURNS not in without
+            if machine.tensor_kind == "wgmma" and ROOM not in without
             else 0
         )
-        self.under_way = self.served = 0
+        self.under_way = self.count = 0
 
     def contribute(self, key: Key, when: float) -> None:
         """One arrival of a phase."""
@@ -211,7 +212,7 @@ class _Replay:
             self.copies.append(_Running(load, load.cycles, now, role, event))
         else:
             load = self.product(event)
-            if TURNS in self.without and self.machine.tensor_kind == "wgmma":
+            if ROOM in self.without and self.machine.tensor_kind == "wgmma":
                 load = self.whole(event, load)
             if self.depth:
                 role.to_issue = costs.wgmma_instructions(event)
@@ -221,14 +222,18 @@ class _Replay:
         role.free = now + load.issue_cycles
 
     def _issue_more(self, role: _Role, now: float) -> bool:
-        """Issue the next instruction of a wgmma product if the queue has room; whether it has."""
+        """Issue the next instruction of a wgmma product if the queue has room, and nobody who waits for some issued longer ago; whether it has."""
         if self.under_way >= self.depth or role.issuing is None:
+            return False
+        if any(one.to_issue and one.free <= now + _EPS and one.issued < role.issued for one in self.roles.values()):
             return False
         event, product = role.issuing
         load = self.product(event)
-        role.queue.append(_Running(load, load.cycles, now, role, event, product))
+        self.queue.append(_Running(load, load.cycles, now, role, event, product))
         role.to_issue -= 1
         self.under_way += 1
+        self.count += 1
+        role.issued = self.count
         role.free = now + load.issue_cycles
         return True
 
@@ -245,11 +250,7 @@ class _Replay:
 
     def start_engine(self, now: float) -> bool:
         """Begin the oldest product, or arrive for a commit whose products are done; whether anything happened."""
-        if self.engine_busy:
-            return False
-        if self.depth:
-            return self._start_wgmma(now)
-        if not self.queue:
+        if self.engine_busy or not self.queue:
             return False
         entry = self.queue.popleft()
         if isinstance(entry, tuple):
@@ -257,28 +258,12 @@ class _Replay:
             for key in entry[0].keys:
                 self.contribute(key, max(end + latency, now))
             return True
-        self._start(entry, now)
-        return True
-
-    def _start(self, entry: _Running, now: float) -> None:
         entry.start = now
+        if entry.product is not None and entry.product.start < 0.0:
+            entry.product.start = now
         self.active.append(entry)
         self.engine_busy = self.multiplied = True
-
-    def _start_wgmma(self, now: float) -> bool:
-        """Begin an instruction of the next role in turn that has one."""
-        numbers = list(self.roles)
-        for step in range(1, len(numbers) + 1):
-            turn = (self.served + step) % len(numbers)
-            queue = self.roles[numbers[turn]].queue
-            if queue:
-                self.served = turn
-                entry = queue.popleft()
-                if entry.product is not None and entry.product.start < 0.0:
-                    entry.product.start = now
-                self._start(entry, now)
-                return True
-        return False
+        return True
 
     def finish(self, entry: _Running, now: float) -> None:
         """An operation has ended."""
@@ -361,7 +346,7 @@ def replay(trace: ProgramTrace, machine: Machine, without: Collection[str] = ())
     """Time one program's trace on one SM of ``machine``.
 
     ``without`` leaves something out, to see what it costs: RESCALE (O is never rescaled), COPY_LATENCY (copies land when
-    the engine has moved them), COPY_ORDER (copies move side by side), MEETINGS (the warps of a role do not meet before it arrives), TURNS (products of wgmma go whole, in
+    the engine has moved them), COPY_ORDER (copies move side by side), MEETINGS (the warps of a role do not meet before it arrives), ROOM (products of wgmma go whole, in
     the order of their issue, and a queue of them always has room), BESIDE (arithmetic is as fast beside a product as alone), PORT
     (loads and stores of shared memory have what the reads of products leave of its port).
     """

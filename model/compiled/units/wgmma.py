@@ -1,4 +1,4 @@
-"""The tensor core of an SM as warpgroups share it: wgmma products queued by warp, served in turns, awaited by groups."""
+"""The tensor core of an SM as warpgroups share it: wgmma products queued by warp, served in the order of issue, awaited by groups."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tilecast.emulator.replay.compare import (
 )
 from tilecast.emulator.replay.costs import synchronisation
 from tilecast.emulator.replay.timeline import chrome_trace
-from tilecast.emulator.replay.timing import BESIDE, COPY_LATENCY, COPY_ORDER, MEETINGS, RESCALE, TURNS, replay
+from tilecast.emulator.replay.timing import BESIDE, COPY_LATENCY, COPY_ORDER, MEETINGS, RESCALE, ROOM, replay
 from tilecast.emulator.routes import as_text, by_all_routes
 from tilecast.emulator.run import Emulation, emulate, kernel_path
 from tilecast.emulator.source import Source
@@ -76,12 +76,11 @@ def test_both_routes_agree(kernel: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", ["hopper_ws_d96_full", "hopper_ws_d128_full"])
-def test_products_of_warpgroups_in_turns_are_what_the_pipeline_has_not(kernel: str) -> None:
-    """The replay takes an instruction of each warpgroup in turn, so that all their products end late; machine code, whose products go in the
-    order of their issue, stands on the pipeline's side."""
+def test_products_of_warpgroups_in_the_order_of_their_issue_agree_by_all_routes(kernel: str) -> None:
+    """In turns, an instruction of each warpgroup, they all end late: the replay was 22 and 27 % above the pipeline until it served them
+    in the order of their issue, as machine code is simulated."""
     found = compared(kernel)
-    assert found.difference > 0.2
-    assert abs(dict(found.without)[TURNS]) <= AGREES
+    assert abs(found.difference) <= 0.02
     done = one_tile(kernel)
     written = header_workload(done.header)
     code = shipped(written, done.machine, parse_variant(done.header["variant"])).code
@@ -116,7 +115,7 @@ def test_whole_hopper_tiles_agree_with_the_pipeline(kernel: str) -> None:
     shape = replace(
         header_workload(work.header), batch=1, heads_q=1, heads_kv=1, seqlen_q=pipeline.rows_per_cta, seqlen_k=keys, dtype="fp16"
     )  # fmt: skip
-    model = play(shape, variant, pipeline, work.machine, 0.0).makespan_cycles
+    model = play(shape, variant, without_compiled_waits(pipeline), work.machine, 0.0).makespan_cycles
     assert compared(kernel).timeline.cycles / model - 1 == pytest.approx(0.0, abs=AGREES)
 
 
@@ -275,7 +274,13 @@ def test_waits_of_the_compiler_are_what_causal_tiles_on_hopper_have_more_in_the_
 
 
 @pytest.mark.parametrize("kernel", ["hopper_ws_d96_full", "hopper_ws_d128_full"])
-def test_whole_tiles_with_products_in_turns_agree_without_them(kernel: str) -> None:
-    """And without the waits that the compiler makes and Q before K, which are left."""
-    assert tile_to_pipeline(kernel) > 2 * AGREES
-    assert abs(tile_to_pipeline(kernel, without=(TURNS,), waits=False, query=False)) <= AGREES
+def test_whole_tiles_of_kernels_whose_products_fill_the_tensor_core_agree(kernel: str) -> None:
+    """Without the waits that the compiler makes and Q before K, which the source has not."""
+    assert -0.07 < tile_to_pipeline(kernel) < 0.0
+    assert abs(tile_to_pipeline(kernel, waits=False, query=False)) <= 0.03
+
+
+def test_who_finds_no_room_lets_others_in_between() -> None:
+    """d96 causal: two warpgroups whose products are under way together; whole products would let each be through sooner."""
+    found = compared("hopper_ws_d96_causal")
+    assert dict(found.without)[ROOM] < found.difference - 0.04
