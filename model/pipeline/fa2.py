@@ -5,8 +5,9 @@ streams that share the units.  Within a stream everything is in order: overlap c
 
 With wgmma (Hopper) products are asynchronous, as the machine code of the generated kernels has it: S is waited for at once, O
 with the next S.  All warps of a CTA meet after S is there, before its softmax, and again after PV is issued, before one thread
-asks for the tiles of a later block: the streams of a CTA go in step.  Those of other CTAs do as they happen to start: taken as
-half-way between in step and as far apart as they come by taking the tensor core in turns (assumed).
+asks for the tiles of a later block: the streams of a CTA go in step.  CTAs of one stream come apart, one's softmax under the
+others' products, and stay so: nothing holds them together (followed in machine code, docs/notes/forecast-accuracy.md).  Those of more
+do as they happen to start: taken as half-way between in step and as far apart as they come (assumed).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def build(workload: Workload, variant: Fa2Variant, machine: Machine) -> Pipeline
     """The forward loop of ``variant``; legality is the caller's business (`variant.legality`)."""
     ctas = ctas_per_sm(variant, workload, machine)
     made = _build(workload, variant, machine, ctas)
-    if ctas == 1 or not by_wgmma(variant, machine):
+    if ctas == 1 or variant.warps == 4 or not by_wgmma(variant, machine):
         return made
     one = _build(workload, variant, machine, 1)
     mask = tuple((name, tuple((unit, ctas * cycles) for unit, cycles in extra)) for name, extra in one.mask_demand)
