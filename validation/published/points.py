@@ -23,8 +23,10 @@ _MACHINES = (
     ("H100 PCIe", ""),
     ("H100", "h100-sxm"),
 )
+#: That of FlashAttention-2's own kernels, which multiply by mma.sync on every GPU; those that Triton compiles are of the same class.
+MMA_SYNC_FAMILY = "fa2"
 #: csv kernel -> family predicted with its published variant; kernels not listed are closed.
-_FAMILIES = {"fa2": "fa2", "pytorch-sdpa-flash(fa2)": "fa2", "fa3": "fa3", "fa4": "own"}
+_FAMILIES = {"fa2": MMA_SYNC_FAMILY, "pytorch-sdpa-flash(fa2)": MMA_SYNC_FAMILY, "fa3": "fa3", "fa4": "own"}
 #: The family of FlashAttention-4's kernel for Hopper: the class is FlashAttention-3's, what it ships is its own.
 FA4_ON_HOPPER = "fa3 by fa4"
 

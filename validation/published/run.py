@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from tilecast.validation.published.harness import RUN, clock_of
 from tilecast.validation.published.loops import loop_for, loop_of, read_loops, simulated
 from tilecast.validation.published.points import (
     FA4_ON_HOPPER,
+    MMA_SYNC_FAMILY,
     CyclePoint,
     Excluded,
     PublishedPoint,
@@ -153,12 +154,19 @@ def _board(machine: str, watts: float | None) -> Machine:
     return chip if watts is None else chip.at_power(watts)
 
 
+def _running(chip: Machine, family: str) -> Machine:
+    """``chip`` as kernels of ``family`` use it: FlashAttention-2's own multiply by mma.sync, where there is wgmma, too."""
+    if family != MMA_SYNC_FAMILY or chip.tensor_kind != "wgmma":
+        return chip
+    return replace(chip, name=f"{chip.name}, mma.sync", tensor_kind="mma_sync")
+
+
 @lru_cache(maxsize=8192)
 def _forecast(
     workload: Workload, machine: str, watts: float | None, family: str, share: float | None, clock: str | float,
     ends: bool = False, code: bool = True,
 ) -> Answer:  # fmt: skip
-    chip, work = _board(machine, watts), workload.reduced()
+    chip, work = _running(_board(machine, watts), family), workload.reduced()
     variant, _ = choose(work, chip, published_kernel(workload, chip, family, share, clock), clock=clock)
     answer = evaluate(work, chip, variant, clock)
     # Facts move both levels alike.

@@ -15,6 +15,7 @@ from tilecast.validation.published.points import PublishedPoint, load_points
 from tilecast.validation.published.run import (
     EXAMPLES,
     PublishedReport,
+    default_predictor,
     headline_points,
     length_bucket,
     run_published,
@@ -214,3 +215,13 @@ def test_scatter_names_its_axes_and_machines(tmp_path: Path) -> None:
     # Matplotlib keeps each text as a comment beside its outlines.
     for piece in ("measured TFLOP/s", "predicted TFLOP/s", "gb300 (293)", "h100-sxm (211)"):
         assert piece in text
+
+
+def test_flash_attention_2s_own_kernels_multiply_by_mma_sync_on_hopper() -> None:
+    points = load_points()[0]
+
+    def ran_on(family: str) -> str:
+        mine = next(p for p in points if p.machine == "h100-sxm" and p.family == family)
+        return str(default_predictor(mine, "short", code=False).pipeline.machine)
+
+    assert (ran_on("fa2"), ran_on("fa3")) == ("h100-sxm, mma.sync", "h100-sxm")

@@ -164,3 +164,15 @@ def test_sms_add_to_sums_in_l2_together() -> None:
     # Of two slots one is added while the other fills.
     both = recorded(2, 1, "ahead=false", "fragments=false")
     assert run_roles(both, COSTS).cycles - run_roles(both, alone).cycles < 0.1 * longer
+
+
+def test_what_lanes_copy_into_shared_memory_products_pay_for() -> None:
+    """As beside tiles of the copy engine: a cycle a KB (smem/beside_mma), whoever asked; here 2 KB in some 64 cycles."""
+    matrix = RoleCode("warp 0", 0, (), (*(product(),) * 16, one("other", "wgmma_wait", amount=1)))
+    copies = RoleCode("warp 1", 1, (), (one("shared", "group_copy", amount=16, stall=63), one("other", "group")))
+    alone, beside = (
+        run_roles(KernelRoles("hand-made", "sm_90a", roles, ()), COSTS).cycles
+        for roles in ((matrix,), (matrix, copies))
+    )
+    assert alone == pytest.approx(16 * 64.0, abs=5.0)
+    assert beside / alone - 1 == pytest.approx(2048 / 64 * H200["tensor.mma_cycles_per_copied_byte"], rel=0.1)
