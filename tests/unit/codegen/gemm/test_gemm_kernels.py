@@ -261,15 +261,16 @@ def test_the_executed_source_takes_as_long_as_the_pipeline_says(kernel: ShippedG
     """Two routes to the cycles of a tile: the pipeline, and what the emulator saw the file do, at the same cost of a copy.
 
     They differ in who goes first at the port of shared memory (docs/emulator.md).  Where products on Blackwell take all of it and
-    reading C and writing D is nearly all there is, that decides: with products first the replay is where the pipeline is.  Where C and one
-    step of A and B are asked for together, it is that copies move side by side in the pipeline, and one after the other in the replay.
+    reading C and writing D is nearly all there is, that decides, and in wide tiles of float32 on Hopper, of a k for which they do not run: with
+    products first the replay is where the pipeline is.  Where C and one step of A and B are asked for together, it is that copies move side by
+    side in the pipeline, and one after the other in the replay.
     """
     difference = replayed_and_piped(kernel, k)
-    if kernel.family == "gemm_blackwell" and k == 128:
+    if (kernel.family == "gemm_blackwell" or kernel.module == "gemm_hopper_c32_wide") and k == 128:
         assert difference < -0.1
         difference = replayed_and_piped(kernel, k, (PORT,))
     if kernel.module == "gemm_hopper_c32_long" and k == 128:
-        assert difference < -0.085
+        assert difference < -0.08
         difference = replayed_and_piped(kernel, k, (COPY_ORDER,))
     assert abs(difference) < 0.085
 
