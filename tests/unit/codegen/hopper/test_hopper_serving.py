@@ -5,13 +5,10 @@ Whatever lies beyond a sequence's keys is NaN or infinite (`support.serving`), a
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import itertools
-import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -287,6 +284,15 @@ def asked(found, cu_q, used_k, count, heads_kv, group, seqlen_q, seqlen_k, split
 """
 
 
+@pytest.fixture(scope="module")
+def asking(tmp_path_factory):
+    """The kernel that ships for head_dim 128, and one more that says how many programs would take items."""
+    source = Path(__file__).parents[4] / "kernels" / "generated" / "hopper_serve_d128_runs.py"
+    path = tmp_path_factory.mktemp("asking") / "asking.py"
+    path.write_text(source.read_text() + _ASKED)
+    return emulated(str(path), machine="h200")
+
+
 @given(
     decodes=st.lists(st.integers(1, 40_000), max_size=40),
     chunks=st.lists(st.tuples(st.integers(17, 3000), st.integers(0, 60_000)), max_size=3),
@@ -295,7 +301,9 @@ def asked(found, cu_q, used_k, count, heads_kv, group, seqlen_q, seqlen_k, split
     causal=st.booleans(),
 )
 @settings(max_examples=30, deadline=None)
-def test_the_model_knows_how_many_programs_decode_beside_a_chunk(decodes, chunks, sms, heads_kv, causal) -> None:
+def test_the_model_knows_how_many_programs_decode_beside_a_chunk(
+    asking, decodes, chunks, sms, heads_kv, causal
+) -> None:
     lengths = [*((1, keys) for keys in decodes), *((queries, queries + keys) for queries, keys in chunks)] or [(1, 1)]
     model = Workload(
         heads_q=4 * heads_kv,
@@ -307,7 +315,7 @@ def test_the_model_knows_how_many_programs_decode_beside_a_chunk(decodes, chunks
     )
     batch, chip = Batch(tuple(lengths), model, 64), load_machine("h200-sxm")
     dealt = launched(HOPPER_RUNS.chosen(replace(model, seqlen_k=4096), chip), batch, sms)
-    module = _asking()
+    module = asking
     starts = torch.tensor([0, *itertools.accumulate(q for q, _ in lengths)], dtype=torch.int32)
     used, found = torch.tensor([k for _, k in lengths], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     limit, keys = (getattr(module, name)(heads_kv).bit_length() - 1 for name in ("_split_limit", "_split_keys"))
@@ -317,16 +325,6 @@ def test_the_model_knows_how_many_programs_decode_beside_a_chunk(decodes, chunks
         found, starts, used, len(lengths), heads_kv, 4, *longest, limit, keys, far, 0 if causal else far, sms, 32, num_warps=1
     )  # fmt: skip
     assert abs(int(found) - (dealt.some or sms)) <= 2  # a float32 may take the neighbour of a float64's choice
-
-
-@functools.cache
-def _asking() -> Any:
-    """The kernel that ships for head_dim 128, and one more that says how many programs would take items."""
-    folder = Path(tempfile.mkdtemp())
-    source = Path(__file__).parents[4] / "kernels" / "generated" / "hopper_serve_d128_runs.py"
-    path = folder / "asking.py"
-    path.write_text(source.read_text() + _ASKED)
-    return emulated(str(path), machine="h200")
 
 
 @pytest.mark.parametrize(
