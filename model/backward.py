@@ -67,6 +67,7 @@ HOPPER_BACKWARD_APART = BackwardFamily(
 BLACKWELL_BACKWARD = BackwardFamily(
     *fa4_backward.NAMES, "data-centre Blackwell, as FlashAttention-4 has it; forecast only", Fa4BackwardVariant,
     fa4_backward.legality, fa4_backward.writable, fa4_backward.space, fa4_backward.chosen, fa4.build, ("fa4", "blackwell_ws"),
+    fa4_backward.published,
 )  # fmt: skip
 #: The first is what `--pass bwd` takes where no family is named.
 BACKWARD_FAMILIES = (TRITON_BACKWARD, HOPPER_BACKWARD, HOPPER_BACKWARD_APART, BLACKWELL_BACKWARD)

@@ -4,6 +4,10 @@ All score tiles are transposed (keys on the lanes of tensor memory), so that P^T
 there; dQ = dS K has dS from shared memory.  The computing warpgroups share the queries of a step.  dQ is read from tensor
 memory, stored to shared memory in pieces, and added to a float32 sum in L2 by the copy engine.
 
+Of query heads that share keys a program goes through all, or has one (`heads_apart`).  Then its dK and dV are added to float32 sums
+as well, which begin at zero and are rounded afterwards (FlashAttention-4's host code: `dKV_postprocess`); of two kernels they are
+written and summed up by another (cudnn-frontend's graph).
+
 "pipelined" issues S of the next step, then dK and dQ of this one around dP of the next, then dV of the next; "own slots" has P and
 dS beside S and dP, so that S is free once it is in registers; "serial" issues one step's products after the other.
 Two kernels (head_dim 256): pairs with 64 keys a CTA without dQ, and pairs with 128 queries a CTA that compute S and dP again.
@@ -51,23 +55,26 @@ def build(workload: Workload, variant: Fa4BackwardVariant, machine: Machine) -> 
     w, d, dv, size = workload, workload.head_dim_qk, workload.head_dim_v, workload.dtype_bytes
     pair = variant.cta_group
     moving = (d + dv) * size + 2 * kernels.FLOAT
+    parts = w.group_size if variant.heads_apart else 1
     # Programs with a mask begin with the longest: FlashAttention-4 deals them so.
     if variant.apart:
         keys = kernels.LoopKernel(
             "key gradients", "keys", _Walk(w, variant, machine, "keys").pipeline(), 2.0 * (2 * d + 2 * dv),
-            step_bytes=2 * pair * TILE_M / 2 * moving, row_bytes=moving,
+            step_bytes=2 * pair * TILE_M / 2 * moving, row_bytes=moving, parts=parts,
         )  # fmt: skip
         queries = kernels.LoopKernel(
             "query gradients", "queries", _Walk(w, variant, machine, "queries").pipeline(), 2.0 * (2 * d + dv),
             step_bytes=NARROW_N * (2 * d + dv) * size, row_bytes=(d + dv) * size, last_first=w.mask != "none",
         )  # fmt: skip
-        return kernels.BackwardPass((kernels.row_terms(w), queries, keys))
+        return kernels.BackwardPass((kernels.row_terms(w), queries, keys, *kernels.sum_parts(w, parts)))
     tile = TILE_M * d * kernels.FLOAT
     main = kernels.LoopKernel(
         "gradients", "keys", _Walk(w, variant, machine, "gradients").pipeline(), 2.0 * (3 * d + 2 * dv),
         step_bytes=TILE_M * moving * pair, added_bytes=tile, row_bytes=moving, sum_row_bytes=d * kernels.FLOAT,
+        parts=parts,
     )  # fmt: skip
-    return kernels.BackwardPass((kernels.row_terms_and_zeros(w), main, kernels.round_sums(w)))
+    zeros, rounded = kernels.key_sums(w) if parts > 1 else ((), ())
+    return kernels.BackwardPass((*zeros, kernels.row_terms_and_zeros(w), main, kernels.round_sums(w), *rounded))
 
 
 class _Walk:
@@ -270,6 +277,8 @@ class _Walk:
         sums = {"dv": self.dv, "dk": self.d, "dq": self.d}
         written = sum(sums[name] for name in self.names if name in sums and (name != "dq" or self.kernel == "queries"))
         out = self.own * written
+        # dK and dV as they leave: rounded, or added to sums.
+        left = kernels.FLOAT if self.kernel == "gradients" and v.heads_apart else size
         return Pipeline(
             name=f"fa4 backward {'2-CTA' if self.pair == 2 else '1-CTA'} {self.kernel} {self.own}x{self.step}"
             + ("" if v.apart else f" {v.order}"),
@@ -277,8 +286,8 @@ class _Walk:
             rows_per_cta=self.own, keys_per_iteration=self.step, ctas_per_sm=1, cta_group=self.pair,
             prologue_cycles=m["launch.cta_start_cycles"],
             epilogue_cycles=self.done("s") + m["tmem.load_latency_cycles"] + out * 4 / m["tmem.read_bytes_per_clk"]
-            + out * 2 / m["smem.bytes_per_clk"] + m["l2.latency_cycles"],
-            edge_read_bytes=owned, edge_write_bytes=out * size, tiles_overlap=False,
+            + out * left / m["smem.bytes_per_clk"] + m["l2.latency_cycles"],
+            edge_read_bytes=owned, edge_write_bytes=out * left, tiles_overlap=False,
             mask_demand=tuple((f"p{g}", common.mask_work(m, self.elements)) for g in _COMPUTE),
         )  # fmt: skip
 

@@ -105,6 +105,19 @@ def sum_parts(workload: Workload, parts: int) -> tuple[RowKernel, ...]:
     return (RowKernel("sum of parts", parts * size, size),) if parts > 1 else ()
 
 
+def key_sums(workload: Workload) -> tuple[tuple[RowKernel, ...], tuple[RowKernel, ...]]:
+    """What goes before and behind programs that add dK and dV to sums in float32: zeros, and the sums read, scaled and rounded."""
+    w = workload
+    rows = float(w.batch * w.heads_kv * w.seqlen_k)
+    sums = {"dK": rows * w.head_dim_qk, "dV": rows * w.head_dim_v}
+    return (
+        tuple(RowKernel(f"zeros of {name}", 0.0, elements * FLOAT) for name, elements in sums.items()),
+        tuple(
+            RowKernel(f"round {name}", elements * FLOAT, elements * w.dtype_bytes) for name, elements in sums.items()
+        ),
+    )
+
+
 def row_terms_and_zeros(workload: Workload) -> RowKernel:
     """`row_terms` of a pass whose programs add to dQ's sums in any order: zeros must be there before."""
     w, terms = workload, row_terms(workload)

@@ -23,6 +23,7 @@ from tilecast.validation.lab.measure.records import read
 from tilecast.validation.measured.kept import kept_profiles, picks_of
 from tilecast.validation.measured.recorded import Row, generated_runs, read_profiles
 from tilecast.validation.measured.run import CODES, TABLE, MeasuredReport, choices_of, forecast_rows, run_measured
+from tilecast.validation.published.backward import by_machine, run_published_backward
 from tilecast.validation.published.run import PublishedReport, run_regimes
 from tilecast.validation.statistics import summarise
 
@@ -176,6 +177,14 @@ def test_what_published_changes_are_worth_holds() -> None:
 _BLACKWELL = "Blackwell, best kernel per shape, 16 bit and fp8, seqlen >= 2048"
 _HOPPER = "H100 and H200, best of peers per shape"
 _HOPPER_16 = "  H100 and H200, 16 bit"
+
+
+@pytest.mark.usefixtures("asked_for")
+def test_published_backward_passes_hold() -> None:
+    found = by_machine(run_published_backward("short"))
+    assert (found["Blackwell"].count, found["Hopper"].count) == (104, 48)
+    assert found["Blackwell"].mean <= 0.1 and found["Blackwell"].p90 <= 0.2
+    assert found["Hopper"].mean <= 0.095
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,9 @@ Structures and orders of the published kernels (flash-attention 4.0.0b36, docs/s
 and dP^T in tensor memory, where P^T and dS^T are the left operands of dV and dK; dQ leaves through registers and shared memory
 to a float32 sum.  A pair exchanges halves of dS, so that each CTA sums dQ of half the queries over the keys of both.  At
 head_dim 256 two kernels without a sum over programs.
+
+Where query heads share keys, FlashAttention-4's one kernel has programs for each query head, which add dK and dV to float32 sums,
+and its two go through the heads; cuDNN has each head's dK and dV, and then their sum (`dK_fullhead` of cudnn-frontend's graph).
 """
 
 from __future__ import annotations
@@ -31,13 +34,15 @@ _MARGIN = 3 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Fa4BackwardVariant:
-    """CTAs that work together, order of a step, tiles of Q on their way, whether dK/dV and dQ have a kernel each."""
+    """CTAs that work together, order of a step, tiles of Q on their way, whether dK/dV and dQ have a kernel each, and whether query
+    heads that share keys have programs of their own."""
 
     family: str = "fa4_bwd"
     cta_group: int = 1
     order: str = "pipelined"
     q_stages: int = 2
     apart: bool = False
+    heads_apart: bool = False
 
 
 def shared_bytes(variant: Fa4BackwardVariant, workload: Workload) -> int:
@@ -92,6 +97,8 @@ def legality(variant: Fa4BackwardVariant, workload: Workload, machine: Machine) 
         )
     if v.apart and (v.cta_group != 2 or v.order != "pipelined" or v.q_stages != 1):
         return Verdict("two kernels go with cta_group 2, order pipelined and q_stages 1", "use those, or apart=false")
+    if v.heads_apart and workload.group_size == 1:
+        return Verdict("heads_apart goes with query heads that share keys, got one to each", "use heads_apart=false")
     need = columns(v, workload)
     if need > machine["tmem.columns"]:
         return over_limit("tensor memory", need, machine["tmem.columns"], "columns", "use order=serial with cta_group=2, or apart=true")  # fmt: skip
@@ -108,19 +115,25 @@ def writable(variant: Fa4BackwardVariant, workload: Workload, machine: Machine) 
 
 def space(workload: Workload, machine: Machine) -> Iterator[Fa4BackwardVariant]:
     """Every legal combination of knobs worth telling apart."""
-    for apart, pair, order, stages in product((False, True), (2, 1), ORDERS, (2, 1)):
-        found = Fa4BackwardVariant(NAMES[0], pair, order, stages, apart)
+    for apart, pair, order, stages, heads in product((False, True), (2, 1), ORDERS, (2, 1), (False, True)):
+        found = Fa4BackwardVariant(NAMES[0], pair, order, stages, apart, heads)
         if workload.dtype in ("bf16", "fp16") and legality(found, workload, machine).legal:
             yield found
 
 
+def published(workload: Workload, machine: Machine) -> Iterator[Fa4BackwardVariant]:
+    """`space` without what nobody ships: one kernel whose programs go through the query heads that share their keys."""
+    shared = workload.group_size > 1
+    return (v for v in space(workload, machine) if v.apart or v.heads_apart == shared)
+
+
 def chosen(workload: Workload, machine: Machine) -> Fa4BackwardVariant:
     """What flash-attention 4.0.0b36 takes for a shape."""
-    wide = max(workload.head_dim_qk, workload.head_dim_v)
+    wide, shared = max(workload.head_dim_qk, workload.head_dim_v), workload.group_size > 1
     if wide > 192:
         return Fa4BackwardVariant(NAMES[0], 2, "pipelined", 1, True)
     if wide > 128:
-        return Fa4BackwardVariant(NAMES[0], 2, "serial", 1)
+        return Fa4BackwardVariant(NAMES[0], 2, "serial", 1, heads_apart=shared)
     if wide > 64:
-        return Fa4BackwardVariant(NAMES[0], 2, "pipelined", 1)
-    return Fa4BackwardVariant(NAMES[0], 1, "own slots", 2)
+        return Fa4BackwardVariant(NAMES[0], 2, "pipelined", 1, heads_apart=shared)
+    return Fa4BackwardVariant(NAMES[0], 1, "own slots", 2, heads_apart=shared)

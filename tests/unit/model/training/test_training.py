@@ -27,14 +27,14 @@ from tilecast.model.kernel.variants.fa3_backward_apart import Fa3BackwardApartVa
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 from tilecast.model.pipeline.backward import fa3
-from tilecast.model.pipeline.backward.kernels import LoopKernel, seen_from_keys
+from tilecast.model.pipeline.backward.kernels import LoopKernel, RowKernel, seen_from_keys
 from tilecast.model.schedule.report import solve_both
 from tilecast.model.schedule.solve import storage_of
 from tilecast.model.sm.bounds import bounds
 from tilecast.model.sm.simulate import steady_state
 from tilecast.model.training.evaluate import backward_flops, evaluate_backward
 from tilecast.model.training.forecast import best_backward, predict_backward, predict_training
-from tilecast.model.training.launch import _makespan, tiles_of
+from tilecast.model.training.launch import _makespan, run_loop, tiles_of
 from tilecast.model.training.whatif import backward_what_if
 
 H200, B200 = load_machine("h200"), load_machine("b200")
@@ -123,6 +123,58 @@ def test_what_fits_a_blackwell_sm() -> None:
     assert legal(256, 256, cta_group=2, q_stages=1, apart=True) and not legal(256, 256)
     # The next S is issued while dK still reads this step's Q.
     assert not legal(128, 128, q_stages=1) and legal(128, 128, q_stages=1, order="serial")
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_query_heads_apart_are_more_programs_and_their_sums_are_launches(apart: bool) -> None:
+    dim = 256 if apart else 128
+    work = Workload(1, 64, 8, 2048, head_dim_qk=dim, head_dim_v=dim, mask="causal")
+    through, heads = (
+        build_backward(work, Fa4BackwardVariant(cta_group=2, q_stages=1, apart=apart, heads_apart=own), B200)
+        for own in (False, True)
+    )
+    keys, own_keys = through.loops[-1], heads.loops[-1]
+    tiles, count = tiles_of(keys, work)
+    own_tiles, own_count = tiles_of(own_keys, work)
+    assert (count, own_count) == (8, 64)
+    assert 8 * own_tiles.total_iterations == tiles.total_iterations
+    before = {kernel.name for kernel in through.launches}
+    added = {k.name: k for k in heads.launches if isinstance(k, RowKernel) and k.name not in before}
+    rows = 8 * 2048 * dim
+    if apart:
+        (total,) = added.values()
+        assert (total.read_bytes, total.write_bytes) == (8 * 2 * rows * 2, 2 * rows * 2)
+        assert own_keys.pipeline == keys.pipeline
+    else:
+        assert [(k.read_bytes, k.write_bytes) for k in added.values()] == [(0, 4 * rows)] * 2 + [
+            (4 * rows, 2 * rows)
+        ] * 2
+        # A sum in float32 takes twice what a rounded tile does.
+        assert own_keys.pipeline.edge_write_bytes == 2 * keys.pipeline.edge_write_bytes
+    # 64 (of two kernels 128) pairs of CTAs for 74 places, of which the longest has twice the mean: a mask saves little.
+    slower, faster = (
+        run_loop(kernel, work, B200).chip.makespan_cycles / run_loop(kernel, replace(work, mask="none"), B200).chip.makespan_cycles
+        for kernel in (keys, own_keys)
+    )  # fmt: skip
+    assert faster < min(0.72, slower - 0.1)
+
+
+def test_what_is_shipped_has_query_heads_apart_in_one_kernel() -> None:
+    shared, whole = Workload(1, 64, 8, 2048), Workload(1, 64, 64, 2048)
+    assert BLACKWELL_BACKWARD.published is not None
+    wide = replace(shared, head_dim_qk=256, head_dim_v=256)
+    found = {
+        w: {(v.apart, v.heads_apart) for v in BLACKWELL_BACKWARD.published(w, B200)} for w in (shared, whole, wide)
+    }
+    assert found == {
+        shared: {(False, True), (True, False), (True, True)},
+        whole: {(False, False), (True, False)},
+        wide: {(True, False), (True, True)},
+    }
+    for work in (shared, whole, wide):
+        assert BLACKWELL_BACKWARD.chosen(work, B200) in set(BLACKWELL_BACKWARD.published(work, B200))
+    verdict = BLACKWELL_BACKWARD.legality(Fa4BackwardVariant(heads_apart=True), whole, B200)
+    assert not verdict.legal and "heads_apart" in verdict.sentence()
 
 
 @pytest.mark.parametrize(("dim", "dim_v"), [(64, 64), (128, 128), (192, 128), (256, 256)])
