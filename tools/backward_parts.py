@@ -1,9 +1,10 @@
 """What parts of the query heads that share a key/value head are worth to the shipped backward passes, one problem after the other.
 
-    python tools/backward_parts.py OUT.csv [--rounds 11] [--share 0/1]
+    python tools/backward_parts.py OUT.csv [--rounds 11] [--share 0/1] [--short]
 
 Each problem by programs that take all query heads of a key/value head, and by such that take parts of them (`query_head_parts`), as CUDA
 graphs of all launches of a pass, L2 evicted before by reading, in turns, medians.  `rule`: what the rule makes of the problem.
+--short: short sequences instead, each in small and in large batches, and beside them PyTorch's cuDNN (`cudnn_us`) where it has the mask.
 """
 
 from __future__ import annotations
@@ -28,18 +29,52 @@ PROBLEMS = (
     ("hopper_bwd_d192_128_full", 2, 128, 8, 2778, 77, -1),
     *(("hopper_bwd_d128_window", *one, 512) for one in ((1, 32, 2, 4096, 4096), (8, 32, 2, 4096, 4096))),
 )  # fmt: skip
+#: (module, query heads, key/value heads, queries, keys, window before the diagonal), and batches.
+SHORT = (
+    *((("hopper_bwd_d128_causal", *heads, n, n, -1), (1, 4, 16, 64)) for n in (256, 512)
+      for heads in ((8, 1), (16, 2), (4, 1), (28, 4), (96, 8))),
+    *((("hopper_bwd_d128_full", *one, -1), (1, 6, 24, 96)) for one in (
+        (16, 2, 80, 80), (28, 4, 197, 197), (4, 1, 1024, 1024), (20, 4, 50, 50))),
+    *((("hopper_bwd_d64_full", *one, -1), (1, 5, 20, 80)) for one in (
+        (16, 2, 80, 80), (96, 8, 241, 256), (8, 1, 1024, 1024), (71, 1, 64, 64))),
+    (("hopper_bwd_d64_causal", 8, 1, 1024, 1024, -1), (1, 8, 32)),
+    *((("hopper_bwd_d64_window", *one), (1, 4, 32)) for one in ((8, 1, 215, 215, 214), (16, 2, 454, 454, 128))),
+    *((("triton_tma_bwd_d64_causal", *one, -1), (1, 4, 16, 64)) for one in ((8, 1, 256, 256), (16, 2, 512, 512))),
+    *((("hopper_bwd_d256_causal", *one, -1), (1, 4, 16)) for one in (
+        (8, 1, 256, 256), (20, 4, 512, 512), (24, 8, 1024, 1024))),
+    (("hopper_bwd_d192_128_causal", 28, 4, 256, 256, -1), (1, 4, 16, 64)),
+)  # fmt: skip
 FIELDS = ("gpu", "date", "driver", "torch", "triton", "module", "batch", "heads_q", "heads_kv", "queries", "keys", "window_left", "parts",
           "rule", "us", "sm_clock_mhz")  # fmt: skip
+WITH_PEER = (*FIELDS[:-1], "cudnn_us", FIELDS[-1])
 
 
 def main() -> None:
     """Measure all problems into a CSV."""
-    given = listing(__doc__, 11).parse_args()
-    evict = evicting()
-    tabulate(given, FIELDS, PROBLEMS, lambda problem: measure(problem, given.rounds, evict))
+    parser = listing(__doc__, 11)
+    parser.add_argument("--short", action="store_true", help="short sequences, beside cuDNN")
+    given = parser.parse_args()
+    evict, short = evicting(), [(name, batch, *sizes) for (name, *sizes), batches in SHORT for batch in batches]
+    fields, problems = (WITH_PEER, short) if given.short else (FIELDS, PROBLEMS)
+    tabulate(given, fields, problems, lambda problem: measure(problem, given.rounds, evict, given.short))
 
 
-def measure(problem: tuple[Any, ...], rounds: int, evict: Any) -> list[dict[str, Any]]:
+def cudnn_graph(q: Any, k: Any, v: Any, dout: Any, causal: bool) -> Any:
+    """PyTorch's cuDNN backward pass of these tensors, without a mask or causal."""
+    import torch
+    from torch.nn import functional as F  # noqa: N812
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+    # Gradients run on the stream of their forward, which has to be the one that is captured.
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream), sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        out = F.scaled_dot_product_attention(*inputs, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+    return graph_of(lambda: torch.autograd.grad(out, inputs, dout, retain_graph=True), stream=stream)
+
+
+def measure(problem: tuple[Any, ...], rounds: int, evict: Any, peer: bool) -> list[dict[str, Any]]:
     """The rows of a problem."""
     import torch
 
@@ -78,10 +113,13 @@ def measure(problem: tuple[Any, ...], rounds: int, evict: Any) -> list[dict[str,
             graphs[parts] = graph_of(partial(launch, q, k, v, out, lse, *made, q.shape[3] ** -0.5, *limits))
     finally:
         module.query_head_parts = rule
-    times = times_us({str(parts): graph for parts, graph in graphs.items()}, rounds, evict, "reading")
+    more = {"cudnn": cudnn_graph(q, k, v, made[0], work["mask"] == "causal")} if peer and left < 0 else {}
+    times = times_us({**{str(parts): graph for parts, graph in graphs.items()}, **more}, rounds, evict, "reading")
     clock = nvidia_smi("clocks.sm")
     same = dict(zip(("module", "batch", "heads_q", "heads_kv", "queries", "keys", "window_left"), problem, strict=True))
     medians = {parts: round(statistics.median(times[str(parts)]), 1) for parts in graphs}
+    if more:
+        same["cudnn_us"] = round(statistics.median(times["cudnn"]), 1)
     return [
         {**same, "parts": parts, "rule": ruled[0], "us": us, "sm_clock_mhz": clock} for parts, us in medians.items()
     ]
