@@ -35,6 +35,11 @@ class PartSums(ABC):
         """Query rows that take as long as what a program does once."""
 
     @property
+    def sums_beside(self) -> bool:
+        """Whether it begins beside the launch before, which writes nothing that it reads."""
+        return False
+
+    @property
     def part_sums(self) -> tuple[tuple[str, int, tuple[Piece, ...]], ...]:
         """(tensor, its columns, the same as blocks)."""
         return tuple((x, d, pieces(d)) for x, d in (("dk", self.host.head_dim_qk), ("dv", self.host.head_dim_v)))

@@ -100,6 +100,11 @@ class RowTerms(ABC):
         return False
 
     @property
+    def begins_early(self) -> bool:
+        """Whether the launch after it may begin before it has ended, and waits where it needs what this one writes."""
+        return False
+
+    @property
     def rows(self) -> int:
         """Rows of a program."""
         return max(16, _ELEMENTS // (1 << (self.head_dim_v - 1).bit_length()))

@@ -143,20 +143,38 @@ def backward_into(
         return None
     mask, left, right = registry.reduce_mask(left, right, q.shape[2], k.shape[2])
     kernels = _kernels_of(q, k, v, mask)
-    launch, windowed = next(
-        ((launch, windowed) for first, last, launch, windowed, _ in kernels if first <= q.shape[2] <= last),
-        kernels[-1][2:4],
-    )
     asked = q, k, v, out, lse, dout, dlse
     read = (*map(readable, asked[:4]), lse.contiguous(), readable(dout), None if dlse is None else dlse.contiguous())
+    as_rows = mask == "none" and q.shape[2] == 1
+    given = _heads_as_rows(*read, *made) if as_rows else (*read, *made)
+    rows = given[0].shape[2]
+    launch, windowed = next(
+        ((launch, windowed) for first, last, launch, windowed, _ in kernels if first <= rows <= last),
+        kernels[-1][2:4],
+    )
     arguments = (
-        *read[:6], dq, dk, dv, 1.0 / math.sqrt(q.shape[3]) if scale is None else scale,
-        *((left, right) if windowed else (-1, -1)), read[6],
+        *given[:6], *given[7:], 1.0 / math.sqrt(q.shape[3]) if scale is None else scale,
+        *((left, right) if windowed else (-1, -1)), given[6],
     )  # fmt: skip
     launch(*arguments, None, deterministic)
     if not hasattr(launch, "started") or any(x is not y for x, y in zip(asked, read, strict=True)):
         return None
-    return lambda: launch.started(*arguments, deterministic)
+    if not as_rows:
+        return lambda: launch.started(*arguments, deterministic)
+
+    def started() -> Callable[..., None]:
+        start = launch.started(*arguments, deterministic)
+        return lambda *tensors: start(*_heads_as_rows(*tensors))
+
+    return started
+
+
+def _heads_as_rows(q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dlse: Any, *made: Any) -> tuple[Any, ...]:
+    """The same tensors, and dq, dk and dv, with the query heads that share a key/value head as so many rows of one: of one query that
+    sees all keys they are, and one tile has all of them."""
+    heads = k.shape[1], -1
+    q, out, lse, dout, dq = (x.squeeze(2).unflatten(1, heads) for x in (q, out, lse, dout, made[0]))
+    return q, k, v, out, lse, dout, None if dlse is None else dlse.squeeze(2).unflatten(1, heads), dq, *made[1:]
 
 
 def _fake(

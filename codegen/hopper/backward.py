@@ -106,6 +106,16 @@ class HopperBackward(RowTerms, PartSums):
         return True
 
     @property
+    def begins_early(self) -> bool:
+        """Programs of gradients set up under row_terms."""
+        return True
+
+    @property
+    def sums_beside(self) -> bool:
+        """Parts are added up beside round_dq."""
+        return True
+
+    @property
     def register_option(self) -> str:
         """What asks for the best allocation, which Triton 3.9 does not: at head_dim 64, where K and V are held, it finds none better."""
         return f", {BEST_ALLOCATION}" if self.head_dim > 64 else ""

@@ -189,6 +189,11 @@ class HopperBackwardApart(RowTerms, PartSums):
         return in_lines(", ".join(self.sizes.split()), "problem = Problem(", ")", 116)
 
     @property
+    def begins_early(self) -> bool:
+        """Programs of key_gradients set up under row_terms."""
+        return True
+
+    @property
     def key_rows(self) -> str:
         """The constant of the keys of a program."""
         return "KEYS"

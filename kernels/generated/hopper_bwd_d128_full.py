@@ -27,6 +27,7 @@ from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @builtin
@@ -70,9 +71,15 @@ LOG2E = gl.constexpr(1.4426950408889634)
 DTYPES = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16, "torch.float32": gl.float32}
 OPTIONS = (  # of the kernels, in the order of their launches; level 2 of the register allocation spills
     {"num_warps": 4, "enable_fp_fusion": True},
-    {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True, "ptx_options": "--regAllocOptLevel=4"},
+    {
+        "num_warps": 4,
+        "maxnreg": 168,
+        "enable_fp_fusion": True,
+        "launch_pdl": True,
+        "ptx_options": "--regAllocOptLevel=4",
+    },
     {"num_warps": 4, "enable_fp_fusion": True},
-    {"num_warps": 4, "enable_fp_fusion": True},
+    {"num_warps": 4, "enable_fp_fusion": True, "launch_pdl": True},
 )
 
 
@@ -556,6 +563,7 @@ def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, deltas_ptr, count
     Pieces of the first are 0 to 2 of a row, with the other sign; D is a float32 of its own.
     Rows past the end, and rows that saw no key, get 3e38 and D = 0: exp2 of a score less that is 0, so P is, and dS.
     """
+    gdc_launch_dependents()
     blocks = padded // ROWS
     batch_head = (tl.program_id(0) // blocks).to(tl.int64)
     row = tl.program_id(0) % blocks * ROWS
@@ -613,6 +621,7 @@ def gradients(pieces_desc, q_desc, dout_desc, k_desc, v_desc, sums_desc, dk_desc
     barriers(made, PIECES_EMPTY, 1, 2)
     shared = Shared(q, dout, k, v, ds, dq, pieces, dealt, deltas_there, made)
     fence_async_shared()
+    gdc_wait()  # for row_terms
     gl.warp_specialize([
         (product_role, (0, dk_desc, dv_desc, shared, problem)),
         (product_role, (1, dk_desc, dv_desc, shared, problem)),
@@ -649,12 +658,15 @@ def sum_parts(dk_parts_ptr, dv_parts_ptr, dk_ptr, dv_ptr, stride_dkb, stride_dkh
     dv_parts_ptr += first_row * 128
     add_up(dk_parts_ptr, seqlen_k, parts, dk_ptr, stride_dks, valid, 128, 128, eighths)
     add_up(dv_parts_ptr, seqlen_k, parts, dv_ptr, stride_dvs, valid, 128, 128, eighths_v)
+    # Who waits for this launch waits for the one before as well, beside which it began.
+    gdc_wait()
 
 
 @triton.jit(do_not_specialize=range(3, 10))
 def round_dq(sums_ptr, dq_ptr, counters_ptr, stride_dqb, stride_dqh, stride_dqs, heads_q, seqlen_q, padded, eighths,
              scale_log2, scale):  # fmt: skip
     """dQ from its sums: scaled and rounded; zero for blocks of queries that see no key, to which nothing was added."""
+    gdc_launch_dependents()  # sums of parts, which are there as well
     blocks = padded // TILE_M
     # From the last to the first: L2 has what was added last.
     place = tl.num_programs(0) - 1 - tl.program_id(0)

@@ -25,6 +25,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 # Names in Triton 3.6.
 copy_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
@@ -44,8 +45,20 @@ DTYPES = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
 # Of the kernels, in the order of their launches; level 2 of the register allocation, which Triton 3.9 asks for, spills.
 OPTIONS = (
     {"num_warps": 4, "enable_fp_fusion": True},
-    {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True, "ptx_options": "--regAllocOptLevel=4"},
-    {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True, "ptx_options": "--regAllocOptLevel=4"},
+    {
+        "num_warps": 4,
+        "maxnreg": 168,
+        "enable_fp_fusion": True,
+        "launch_pdl": True,
+        "ptx_options": "--regAllocOptLevel=4",
+    },
+    {
+        "num_warps": 4,
+        "maxnreg": 168,
+        "enable_fp_fusion": True,
+        "launch_pdl": True,
+        "ptx_options": "--regAllocOptLevel=4",
+    },
     {"num_warps": 4, "enable_fp_fusion": True},
 )
 
@@ -440,6 +453,7 @@ def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, stride_ob, stride
 
     Rows past the end, and rows that saw no key, get an LSE of +inf: exp2(anything - inf) is 0, so P is, and with D = 0 dS.
     """
+    gdc_launch_dependents()
     blocks = padded // ROWS
     batch_head = (tl.program_id(0) // blocks).to(tl.int64)
     row = tl.program_id(0) % blocks * ROWS
@@ -486,6 +500,9 @@ def key_gradients(q_desc, dout_desc, k_desc, v_desc, dk_desc, dv_desc, terms, se
         q, dout, k, v, p, lse2, delta, k_full, v_full, q_full, q_empty, dout_full, dout_empty, p_full, p_empty
     )
     fence_async_shared()
+    gdc_wait()  # for row_terms
+    # query_gradients takes the SMs that no program of this launch has or will have.
+    gdc_launch_dependents()
     gl.warp_specialize([
         (value_role, (dv_desc, shared, problem)),
         (key_role, (dk_desc, shared, problem)),
@@ -516,6 +533,8 @@ def query_gradients(q_desc, dout_desc, k_desc, v_desc, dq_desc, terms, seqlen_q,
         (query_role, (0, dq_desc, shared, problem)),
         (query_role, (1, dq_desc, shared, problem)),
     ], [4, 4], [240, 240])  # fmt: skip
+    # Who waits for this launch waits for the one before as well, beside which it began.
+    gdc_wait()
 
 
 @triton.jit
