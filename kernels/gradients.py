@@ -136,7 +136,7 @@ def backward_into(
     Returns what gives the same for other tensors like these, as (q, k, v, out, lse, dout, dlse, dq, dk, dv) -> None; None where
     something was copied first, or nothing launched.
     """
-    dq, dk, dv = made
+    dq, dk, _ = made
     if not (dq.numel() and dk.numel()):
         for gradient in made:
             gradient.zero_()

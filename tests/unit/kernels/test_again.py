@@ -105,6 +105,21 @@ def test_calls_with_gradients_are_known_too_and_stay_differentiable(op, launches
     assert len(planned) == 3 and len(started) == 5
 
 
+def test_gradients_of_one_query_are_known_too(op, launches) -> None:
+    planned, started = launches
+    for seed in range(3):
+        inputs = [x[:, :, :1].requires_grad_() if i == 0 else x.requires_grad_() for i, x in enumerate(problem(seed))]
+        wide = [x.detach().double().requires_grad_() for x in inputs]
+        for one, options in ((inputs, {}), (wide, {"fallback": "sdpa"})):
+            out, lse = op.attention(*one, return_lse=True, **options)
+            made = torch.autograd.grad((out * out.detach()).sum() + (lse * lse.detach()).sum(), one)
+            one[:] = made
+        for x, y in zip(inputs, wide, strict=True):
+            assert x.shape == y.shape
+            torch.testing.assert_close(x.double(), y, atol=2e-2, rtol=2e-2)
+    assert len(planned) == 2 and planned[-1][1:3] == (2, 2) and len(started) == 4
+
+
 def test_gradients_of_gradients_are_refused_however_often_the_call_was_met(op, launches) -> None:
     from tilecast.kernels.errors import UnsupportedError
 

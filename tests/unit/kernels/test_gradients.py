@@ -71,6 +71,23 @@ def test_the_backward_pass_gets_the_reduced_mask_and_readable_tensors(torch, op)
     assert torch.equal(op.launched[-1][1][5], odd) and op.launched[-1][1][5].stride(3) == 1
 
 
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_query_heads_of_one_query_are_rows(torch, op, layout) -> None:
+    for options, rows in (({}, 3), ({"causal": True}, 3), ({"causal": True, "window": (4, 0)}, 1)):
+        inputs = leaves(torch, heads=6, heads_kv=2, seqlen_q=1)
+        given = [t.transpose(1, 2) if layout == "bshd" else t for t in inputs]
+        dout, dlse = torch.randn_like(given[0]), torch.randn(2, 6, 1)
+        for _ in range(2):  # as it is met, and as it is remembered
+            out, lse = op.attention(*given, **options, layout=layout, return_lse=True)
+            found = torch.autograd.grad((out, lse), inputs, (dout, dlse))
+            wide = dout.transpose(1, 2) if layout == "bshd" else dout
+            for mine, true in zip(found, exact(torch, inputs, options, wide, dlse), strict=True):
+                assert mine.shape == true.shape and torch.allclose(mine.double(), true, atol=4e-3)
+            q, k, _, out, lse, dout_there, dq = op.launched[-1][1][:7]
+            assert q.shape[1:3] == out.shape[1:3] == dout_there.shape[1:3] == dq.shape[1:3] == ((2, 3) if rows == 3 else (6, 1))
+            assert lse.shape == q.shape[:3] and lse.is_contiguous() and k.shape[1] == 2
+
+
 def test_any_order_of_sums_is_for_those_who_ask(torch, op) -> None:
     inputs = leaves(torch)
     compiled = torch.compile(op.attention, backend="aot_eager", fullgraph=True)
