@@ -175,6 +175,12 @@ class Workload:
         window = (left, right)
         return self if window == self.window else replace(self, mask="window", window=window)
 
+    def heads_as_rows(self) -> Workload:
+        """The same problem where one query sees all keys, with the query heads that share a key/value head as so many queries of it."""
+        if self.seqlen_q > 1 or self.mask != "none":
+            return self
+        return replace(self, heads_q=self.heads_kv, seqlen_q=self.group_size)
+
     def label(self) -> str:
         """Short text for headlines."""
         heads = f"{self.heads_q}" if self.heads_q == self.heads_kv else f"{self.heads_q}/{self.heads_kv}"

@@ -80,7 +80,8 @@ def predict_backward(
     """
     chip = machine_of(machine)
     chip = chip if power is None else chip.at_power(power)
-    work = workload.reduced()
+    asked = workload.reduced()
+    work = asked.heads_as_rows()  # as the operator has its kernels see it
     origin = "as given"
     if variant is None:
         variant, origin = best_backward(work, chip, family, clock)
@@ -93,7 +94,7 @@ def predict_backward(
             other = evaluate_backward(work, chip, variant, regime)
             others.append((regime, other.seconds * 1e3, other.tflops, other.clock.mhz))
     return BackwardPrediction(
-        work, chip, variant, origin, clock if isinstance(clock, str) else "fixed", run,
+        asked, chip, variant, origin, clock if isinstance(clock, str) else "fixed", run,
         tuple(_kernel(one, run.clock, work, chip) for one in run.launches if one.loop is not None),
         _waterfall(work, chip, run), tuple(others), fact_interval(run.tflops, effects), effects,
         family_of(variant).writable(variant, work, chip).sentence(),

@@ -303,6 +303,15 @@ def test_grouped_heads_do_the_same_products_in_fewer_programs() -> None:
         assert run.chip.iterations == 64 * 32 * 64
 
 
+def test_query_heads_of_one_query_are_forecast_as_rows() -> None:
+    asked = Workload(23, 71, 1, 1, 125, 64, mask="causal")
+    found, rows = predict_backward(asked, H200), predict_backward(Workload(23, 1, 1, 71, 125, 64), H200)
+    assert found.time_ms == rows.time_ms and found.workload == asked.reduced()
+    hidden = Workload(23, 71, 1, 1, 125, 64, window=(30, 0))
+    assert hidden.reduced().heads_as_rows() == hidden.reduced()
+    assert predict_backward(hidden, H200).time_ms > 3 * found.time_ms
+
+
 def test_the_best_variant_is_the_best_of_its_space() -> None:
     work = Workload(2, 8, 8, 1024, mask="causal")
     for family in (HOPPER_BACKWARD, TRITON_BACKWARD):
