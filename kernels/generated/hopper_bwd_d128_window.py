@@ -244,6 +244,8 @@ def load_role(pieces_desc, q_desc, dout_desc, k_desc, v_desc, shared, problem):
                 )
                 copy_tile(q_desc, [batch, head, row, 0], full, shared.q.index(slot))
                 copy_tile(dout_desc, [batch, head, row, 0], full, shared.dout.index(slot))
+                if n == 0:  # what comes from here on row_terms makes
+                    gdc_wait()
                 # The bulk copy engine would want a descriptor for these few numbers.
                 shared.deltas.index(slot).store(gl.load(deltas + row + rows))
                 mbarrier.arrive(full, count=1)
@@ -317,6 +319,7 @@ def store_sums(desc, shared, n, batch, head, block):
 @gluon.jit
 def add_role(w: gl.constexpr, sums_desc, dk_desc, dv_desc, shared, problem):
     """Adds every ADDERS-th tile of dQ to its sum in global memory, which the first block of keys writes; in its turn, or in any order."""
+    gdc_wait()  # for row_terms, which sets counters to zero
     # What is there after the first step is no dQ yet.
     if w == 0:
         wait_for_ds(shared, 0)
@@ -642,7 +645,6 @@ def gradients(pieces_desc, q_desc, dout_desc, k_desc, v_desc, sums_desc, dk_desc
     barriers(made, PIECES_EMPTY, 1, 2)
     shared = Shared(q, dout, k, v, ds, dq, pieces, dealt, deltas_there, made)
     fence_async_shared()
-    gdc_wait()  # for row_terms
     gl.warp_specialize([
         (product_role, (0, dk_desc, dv_desc, shared, problem)),
         (product_role, (1, dk_desc, dv_desc, shared, problem)),
@@ -654,11 +656,22 @@ def gradients(pieces_desc, q_desc, dout_desc, k_desc, v_desc, sums_desc, dk_desc
 
 @triton.jit
 def add_up(parts_ptr, part_rows, parts, out_ptr, stride, valid, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, eighths):
-    """ROWS x COLUMNS of dK or dV: what ``parts``, each ``part_rows`` rows of WIDTH after the one before, add up to, in that order."""
+    """ROWS x COLUMNS of dK or dV: what ``parts``, each ``part_rows`` rows of WIDTH after the one before, add up to, in that order.
+
+    Four are asked for at a time: one that is not there adds zeros.
+    """
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for part in range(parts):
-        part_ptr = parts_ptr + tl.cast(part, tl.int64) * part_rows * WIDTH
-        total += load_rows(part_ptr, WIDTH // 8, valid, ROWS, COLUMNS, True).to(tl.float32)
+    step = tl.cast(part_rows, tl.int64) * WIDTH
+    for part in range(0, parts, 4):
+        part_ptr = parts_ptr + part * step
+        first = load_rows(part_ptr, WIDTH // 8, valid, ROWS, COLUMNS, True)
+        second = load_rows(part_ptr + step, WIDTH // 8, tl.where(part + 1 < parts, valid, 0), ROWS, COLUMNS, True)
+        third = load_rows(part_ptr + 2 * step, WIDTH // 8, tl.where(part + 2 < parts, valid, 0), ROWS, COLUMNS, True)
+        fourth = load_rows(part_ptr + 3 * step, WIDTH // 8, tl.where(part + 3 < parts, valid, 0), ROWS, COLUMNS, True)
+        total += first.to(tl.float32)
+        total += second.to(tl.float32)
+        total += third.to(tl.float32)
+        total += fourth.to(tl.float32)
     rows = tl.arange(0, ROWS)[:, None]
     pointers = out_ptr + rows * (stride * 8) + tl.arange(0, COLUMNS)[None, :]
     tl.store(pointers, total.to(out_ptr.dtype.element_ty), mask=within(rows < valid, COLUMNS, eighths))
@@ -667,18 +680,20 @@ def add_up(parts_ptr, part_rows, parts, out_ptr, stride, valid, WIDTH: tl.conste
 @triton.jit(do_not_specialize=range(4, 15))
 def sum_parts(dk_parts_ptr, dv_parts_ptr, dk_ptr, dv_ptr, stride_dkb, stride_dkh, stride_dks, stride_dvb, stride_dvh,
               stride_dvs, heads_kv, seqlen_k, parts, eighths, eighths_v, scale_log2, scale):  # fmt: skip
-    """dK and dV of ROWS keys of a head, from those of the parts of its query heads."""
+    """dK, or dV, of ROWS keys of a head, from those of the parts of its query heads."""
     blocks = tl.cdiv(seqlen_k, ROWS)
     batch_head = (tl.program_id(0) // blocks).to(tl.int64)
     row = tl.program_id(0) % blocks * ROWS
     batch, head, valid = batch_head // heads_kv, batch_head % heads_kv, seqlen_k - row
     first_row = batch_head * parts * seqlen_k + row
-    dk_ptr += (batch * stride_dkb + head * stride_dkh + row.to(tl.int64) * stride_dks) * 8
-    dv_ptr += (batch * stride_dvb + head * stride_dvh + row.to(tl.int64) * stride_dvs) * 8
-    dk_parts_ptr += first_row * 128
-    dv_parts_ptr += first_row * 128
-    add_up(dk_parts_ptr, seqlen_k, parts, dk_ptr, stride_dks, valid, 128, 128, eighths)
-    add_up(dv_parts_ptr, seqlen_k, parts, dv_ptr, stride_dvs, valid, 128, 128, eighths_v)
+    if tl.program_id(1) == 0:
+        dk = dk_ptr + (batch * stride_dkb + head * stride_dkh + row.to(tl.int64) * stride_dks) * 8
+        dk_parts = dk_parts_ptr + first_row * 128
+        add_up(dk_parts, seqlen_k, parts, dk, stride_dks, valid, 128, 128, eighths)
+    if tl.program_id(1) == 1:
+        dv = dv_ptr + (batch * stride_dvb + head * stride_dvh + row.to(tl.int64) * stride_dvs) * 8
+        dv_parts = dv_parts_ptr + first_row * 128
+        add_up(dv_parts, seqlen_k, parts, dv, stride_dvs, valid, 128, 128, eighths_v)
     # Who waits for this launch waits for the one before as well, beside which it began.
     gdc_wait()
 
@@ -826,7 +841,7 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, dk_parts, dv_parts, s
         for_sums = (dk_parts, dv_parts, dk, dv, *(n // 8 for x in (dk, dv) for n in x.stride()[:3]))
         blocks = triton.cdiv(seqlen_k, ROWS.value) * batch * heads_kv
         last = (
-            (sum_parts, (blocks, 1, 1), (*for_sums, heads_kv, seqlen_k, sum_heads // heads_kv, eighths, eighths_v)),
+            (sum_parts, (blocks, 2, 1), (*for_sums, heads_kv, seqlen_k, sum_heads // heads_kv, eighths, eighths_v)),
         )
     no_limit = seqlen_q + seqlen_k
     window_left = no_limit if window_left < 0 else min(window_left, no_limit)

@@ -204,11 +204,22 @@ def query_gradients(k_ptr, v_ptr, q_ptr, dout_ptr, dq_ptr, terms_ptr, stride_kb,
 
 @triton.jit
 def add_up(parts_ptr, part_rows, parts, out_ptr, stride, valid, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
-    """ROWS x COLUMNS of dK or dV: what ``parts``, each ``part_rows`` rows of WIDTH after the one before, add up to, in that order."""
+    """ROWS x COLUMNS of dK or dV: what ``parts``, each ``part_rows`` rows of WIDTH after the one before, add up to, in that order.
+
+    Four are asked for at a time: one that is not there adds zeros.
+    """
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for part in range(parts):
-        part_ptr = parts_ptr + tl.cast(part, tl.int64) * part_rows * WIDTH
-        total += load_rows(part_ptr, WIDTH // 8, valid, ROWS, COLUMNS, True).to(tl.float32)
+    step = tl.cast(part_rows, tl.int64) * WIDTH
+    for part in range(0, parts, 4):
+        part_ptr = parts_ptr + part * step
+        first = load_rows(part_ptr, WIDTH // 8, valid, ROWS, COLUMNS, True)
+        second = load_rows(part_ptr + step, WIDTH // 8, tl.where(part + 1 < parts, valid, 0), ROWS, COLUMNS, True)
+        third = load_rows(part_ptr + 2 * step, WIDTH // 8, tl.where(part + 2 < parts, valid, 0), ROWS, COLUMNS, True)
+        fourth = load_rows(part_ptr + 3 * step, WIDTH // 8, tl.where(part + 3 < parts, valid, 0), ROWS, COLUMNS, True)
+        total += first.to(tl.float32)
+        total += second.to(tl.float32)
+        total += third.to(tl.float32)
+        total += fourth.to(tl.float32)
     rows = tl.arange(0, ROWS)[:, None]
     pointers = out_ptr + rows * (stride * 8) + tl.arange(0, COLUMNS)[None, :]
     tl.store(pointers, total.to(out_ptr.dtype.element_ty), mask=rows < valid)
@@ -217,18 +228,20 @@ def add_up(parts_ptr, part_rows, parts, out_ptr, stride, valid, WIDTH: tl.conste
 @triton.jit(do_not_specialize=range(4, 13))
 def sum_parts(dk_parts_ptr, dv_parts_ptr, dk_ptr, dv_ptr, stride_dkb, stride_dkh, stride_dks, stride_dvb, stride_dvh,
               stride_dvs, heads_kv, seqlen_k, parts, scale_log2, scale):  # fmt: skip
-    """dK and dV of ROWS keys of a head, from those of the parts of its query heads."""
+    """dK, or dV, of ROWS keys of a head, from those of the parts of its query heads."""
     blocks = tl.cdiv(seqlen_k, ROWS)
     batch_head = (tl.program_id(0) // blocks).to(tl.int64)
     row = tl.program_id(0) % blocks * ROWS
     batch, head, valid = batch_head // heads_kv, batch_head % heads_kv, seqlen_k - row
     first_row = batch_head * parts * seqlen_k + row
-    dk_ptr += (batch * stride_dkb + head * stride_dkh + row.to(tl.int64) * stride_dks) * 8
-    dv_ptr += (batch * stride_dvb + head * stride_dvh + row.to(tl.int64) * stride_dvs) * 8
-    dk_parts_ptr += first_row * 128
-    dv_parts_ptr += first_row * 128
-    add_up(dk_parts_ptr, seqlen_k, parts, dk_ptr, stride_dks, valid, 128, 128)
-    add_up(dv_parts_ptr, seqlen_k, parts, dv_ptr, stride_dvs, valid, 128, 128)
+    if tl.program_id(1) == 0:
+        dk = dk_ptr + (batch * stride_dkb + head * stride_dkh + row.to(tl.int64) * stride_dks) * 8
+        dk_parts = dk_parts_ptr + first_row * 128
+        add_up(dk_parts, seqlen_k, parts, dk, stride_dks, valid, 128, 128)
+    if tl.program_id(1) == 1:
+        dv = dv_ptr + (batch * stride_dvb + head * stride_dvh + row.to(tl.int64) * stride_dvs) * 8
+        dv_parts = dv_parts_ptr + first_row * 128
+        add_up(dv_parts, seqlen_k, parts, dv, stride_dvs, valid, 128, 128)
 
 
 @lru_cache(maxsize=256)
@@ -313,7 +326,7 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, dk_parts, dv_parts, w
         part = triton.cdiv(group, sum_heads // heads_kv)
         for_sums = (dk_parts, dv_parts, dk, dv, *(n // 8 for x in (dk, dv) for n in x.stride()[:3]))
         blocks = triton.cdiv(seqlen_k, ROWS.value) * batch * heads_kv
-        last = ((sum_parts, (blocks, 1, 1), (*for_sums, heads_kv, seqlen_k, sum_heads // heads_kv)),)
+        last = ((sum_parts, (blocks, 2, 1), (*for_sums, heads_kv, seqlen_k, sum_heads // heads_kv)),)
     sizes = (heads_q, group, part, seqlen_q, seqlen_k, padded)
     for_rows = (out, dout, lse, dlse_or_any, terms, *(n // 8 for x in (out, dout) for n in x.stride()[:3]))
     for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q)
