@@ -28,6 +28,8 @@ class LaunchRun:
     launch_seconds: float
     #: Of a kernel with matrix products; None of one that passes over rows.
     loop: LoopRun | None
+    #: Cycles of it on SMs that the launch before leaves idle.
+    hidden_cycles: float = 0.0
 
     @property
     def hbm_bytes(self) -> float:
@@ -73,26 +75,39 @@ def evaluate_backward(
     compiled = dict(codes)
     loops = {k.name: run_loop(k, workload, machine, compiled.get(k.name)) for k in made.loops}
     rows = {k.name: row_seconds(k, machine) for k in made.launches if isinstance(k, RowKernel)}
-    passed = sum(rows.values())
+    passed, hidden = sum(rows.values()), _hidden(made, loops)
 
     def seconds_at(ghz: float) -> float:
-        return passed + sum(max(run.cycles() / (ghz * 1e9), run.chip.hbm_seconds) for run in loops.values())
+        return passed + sum(
+            max((run.cycles() - hidden[name]) / (ghz * 1e9), run.chip.hbm_seconds) for name, run in loops.items()
+        )
 
     settled = settled_clock(machine, _activity(workload, made, loops), seconds_at, clock)
     first, next_ = (machine["launch.kernel_us"] * 1e-6, machine.get("launch.graph_kernel_us", machine["launch.kernel_us"]) * 1e-6)  # fmt: skip
     launches = []
     for place, kernel in enumerate(made.launches):
-        launch = next_ if place else first
+        launch = (0.0 if kernel.beside else next_) if place else first
         run = loops.get(kernel.name)
         if run is None:
             launches.append(LaunchRun(kernel, rows[kernel.name] + launch, rows[kernel.name], launch, None))
             continue
-        on_sms, memory = run.cycles() / (settled.mhz * 1e6), run.chip.hbm_seconds
+        under = hidden[kernel.name]
+        on_sms, memory = (run.cycles() - under) / (settled.mhz * 1e6), run.chip.hbm_seconds
         launches.append(
-            LaunchRun(kernel, max(on_sms, memory) + launch, memory if memory > on_sms else 0.0, launch, run)
+            LaunchRun(kernel, max(on_sms, memory) + launch, memory if memory > on_sms else 0.0, launch, run, under)
         )
     seconds = sum(one.seconds for one in launches)
     return BackwardRun(seconds, backward_flops(workload) / seconds / 1e12, settled, tuple(launches))
+
+
+def _hidden(made: BackwardPass, loops: dict[str, LoopRun]) -> dict[str, float]:
+    """Cycles of each kernel with matrix products that pass while SMs have nothing of the launch before, beside which it begins."""
+    hidden, idle = {}, 0.0
+    for kernel in made.loops:
+        run = loops[kernel.name]
+        hidden[kernel.name] = min(idle, run.cycles()) if kernel.beside else 0.0
+        idle = run.chip.makespan_cycles - run.chip.mean_cycles
+    return hidden
 
 
 def _activity(workload: Workload, made: BackwardPass, loops: dict[str, LoopRun]) -> Activity:

@@ -202,8 +202,8 @@ def _waterfall(workload: Workload, machine: Machine, run: BackwardRun) -> tuple[
         products += min(executed * tiles.total_iterations * heads / rate, chip.loop_cycles)
         busy += min(chip.iterations / chip.slots * p.demand().get("tensor", 0.0), chip.loop_cycles)
         loop, masks, fill, edges = loop + chip.loop_cycles, masks + chip.mask_cycles, fill + chip.fill_cycles, edges + chip.edge_cycles  # fmt: skip
-        tail += chip.makespan_cycles - chip.mean_cycles
-        memory += (one.seconds - one.launch_seconds) * hertz - chip.makespan_cycles
+        tail += chip.makespan_cycles - chip.mean_cycles - one.hidden_cycles
+        memory += (one.seconds - one.launch_seconds) * hertz - (chip.makespan_cycles - one.hidden_cycles)
     products = max(products, useful)
     busy = max(busy, products)
     steps = [

@@ -168,7 +168,9 @@ def _traffic(
 
 
 def row_seconds(kernel: RowKernel, machine: Machine) -> float:
-    """Seconds of a kernel that passes over its rows once: their bytes, after the first of them have come."""
+    """Seconds of a kernel that passes over its rows once: their bytes, after the first of them have come, which beside another they have."""
     mhz = machine["chip.clock_max_mhz"]
     start = (machine["launch.cta_start_cycles"] + machine["tma.latency_hbm_cycles"]) / (mhz * 1e6)
-    return start + (kernel.read_bytes + kernel.write_bytes) / (machine["hbm.tbps_achieved"] * 1e12)
+    return start * (not kernel.beside) + (kernel.read_bytes + kernel.write_bytes) / (
+        machine["hbm.tbps_achieved"] * 1e12
+    )

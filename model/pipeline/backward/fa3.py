@@ -67,7 +67,7 @@ def build(workload: Workload, variant: Fa3BackwardVariant, machine: Machine) -> 
         turnaround_cycles=_turnaround(w, v, machine) if v.persistent else None,
     )  # fmt: skip
     return kernels.BackwardPass(
-        (kernels.row_terms(w, v.tile_m, terms), main, kernels.round_sums(w), *kernels.sum_parts(w, parts))
+        (kernels.row_terms(w, v.tile_m, terms), main, kernels.round_sums(w), *kernels.sum_parts(w, parts, beside=True))
     )
 
 

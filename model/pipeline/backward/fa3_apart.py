@@ -49,7 +49,7 @@ def build(workload: Workload, variant: Fa3BackwardApartVariant, machine: Machine
     )  # fmt: skip
     queries = kernels.LoopKernel(
         "query gradients", "queries", _Queries(w, machine).pipeline(), 2.0 * (2 * d + dv), step_bytes=TILE * (d + dv) * size,
-        row_bytes=(d + dv) * size, heads_abreast=variant.heads_abreast, last_first=True,
+        row_bytes=(d + dv) * size, heads_abreast=variant.heads_abreast, last_first=True, beside=True,
     )  # fmt: skip
     return kernels.BackwardPass((kernels.row_terms(w), for_keys, queries, *kernels.sum_parts(w, parts)))
 

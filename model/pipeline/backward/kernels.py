@@ -44,6 +44,8 @@ class LoopKernel:
     parts: int = 1
     #: Cycles from the last step of a tile to the first of the next where programs stay for several; None: they have one each.
     turnaround_cycles: float | None = None
+    #: Whether its programs begin beside those of the launch before, on SMs that have none of them.
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class RowKernel:
     name: str
     read_bytes: float
     write_bytes: float
+    #: Whether it begins beside the launch before, and its first bytes come under that.
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +102,11 @@ def round_sums(workload: Workload) -> RowKernel:
     return RowKernel("round dQ", elements * FLOAT, elements * w.dtype_bytes)
 
 
-def sum_parts(workload: Workload, parts: int) -> tuple[RowKernel, ...]:
-    """dK and dV of ``parts`` read and added up; nothing where there is one."""
+def sum_parts(workload: Workload, parts: int, beside: bool = False) -> tuple[RowKernel, ...]:
+    """dK and dV of ``parts`` read and added up, ``beside`` the launch before; nothing where there is one."""
     w = workload
     size = float(w.batch * w.heads_kv * w.seqlen_k * (w.head_dim_qk + w.head_dim_v) * w.dtype_bytes)
-    return (RowKernel("sum of parts", parts * size, size),) if parts > 1 else ()
+    return (RowKernel("sum of parts", parts * size, size, beside),) if parts > 1 else ()
 
 
 def key_sums(workload: Workload) -> tuple[tuple[RowKernel, ...], tuple[RowKernel, ...]]:

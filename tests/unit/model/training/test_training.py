@@ -303,6 +303,23 @@ def test_grouped_heads_do_the_same_products_in_fewer_programs() -> None:
         assert run.chip.iterations == 64 * 32 * 64
 
 
+def test_what_begins_beside_a_launch_takes_what_that_leaves_idle() -> None:
+    """Of few programs of the keys one kernel, of many none can hide the other; parts do not cost and explain more than there is."""
+    few, many = Workload(1, 16, 2, 1024, head_dim_qk=256, mask="causal"), Workload(16, 8, 8, 4096, head_dim_qk=256)
+    for work, least, most in ((few, 0.5, 1.0), (many, 0.0, 0.1)):
+        found = predict_backward(work, H200)
+        rows, keys, queries, *_ = found.run.launches
+        assert rows.hidden_cycles == keys.hidden_cycles == 0.0 and queries.launch_seconds == 0.0
+        assert queries.loop is not None and keys.loop is not None
+        assert least <= queries.hidden_cycles / queries.loop.cycles() <= most
+        chip = keys.loop.chip
+        assert queries.hidden_cycles <= chip.makespan_cycles - chip.mean_cycles + 1e-6
+        assert min(step.cycles for step in found.waterfall) >= -1e-6
+        assert sum(step.cycles for step in found.waterfall) == pytest.approx(
+            found.run.seconds * found.run.clock.mhz * 1e6
+        )
+
+
 def test_query_heads_of_one_query_are_forecast_as_rows() -> None:
     asked = Workload(23, 71, 1, 1, 125, 64, mask="causal")
     found, rows = predict_backward(asked, H200), predict_backward(Workload(23, 1, 1, 71, 125, 64), H200)
