@@ -35,6 +35,11 @@ class PartSums(ABC):
         """Query rows that take as long as what a program does once."""
 
     @property
+    def beside(self) -> float:
+        """Time of programs that run on SMs which those of the keys leave, over that of these."""
+        return 0.0
+
+    @property
     def sums_beside(self) -> bool:
         """Whether it begins beside the launch before, which writes nothing that it reads."""
         return False
@@ -57,7 +62,7 @@ class PartSums(ABC):
     @property
     def parts_statement(self) -> str:
         """The statement that asks it."""
-        sizes = f"heads_q // heads_kv, heads_kv, seqlen_q, seqlen_k, {_LIMITS[self.host.mask]}, {self.key_rows}.value, {self.once_rows}"
+        sizes = f"heads_q // heads_kv, heads_kv, seqlen_q, seqlen_k, {_LIMITS[self.host.mask]}, {self.key_rows}.value, {self.once_rows}, {self.beside}"
         return in_lines(f"{sizes}, multiprocessors(q.device.index)", "parts = query_head_parts(", ")", 110)
 
     @property

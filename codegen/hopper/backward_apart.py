@@ -204,6 +204,11 @@ class HopperBackwardApart(RowTerms, PartSums):
         return family.ONCE_ROWS
 
     @property
+    def beside(self) -> float:
+        """Those of the queries are."""
+        return family.BESIDE
+
+    @property
     def host(self) -> Host:
         """What windows the host takes."""
         return Host(self.mask, self.head_dim_qk, self.head_dim_v, (), "", narrower=self.narrower)

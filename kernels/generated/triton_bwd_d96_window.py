@@ -294,30 +294,51 @@ def sum_parts(dk_parts_ptr, dv_parts_ptr, dk_ptr, dv_ptr, stride_dkb, stride_dkh
 
 @lru_cache(maxsize=256)
 def query_head_parts(
-    group: int, heads_kv: int, seqlen_q: int, seqlen_k: int, left: int, right: int, block: int, once: int, sms: int
+    group: int,
+    heads_kv: int,
+    seqlen_q: int,
+    seqlen_k: int,
+    left: int,
+    right: int,
+    block: int,
+    once: int,
+    beside: float,
+    sms: int,
 ) -> int:
-    """Parts of `group` query heads: as many as one sequence needs for its programs, of `block` keys, to fill the SMs.
+    """Parts of `group` query heads that take least time in the mean over batches of 1, 2, 4 and so on up to 16k tokens.
 
-    Not of the batch, on which no sequence's dK and dV may depend: in one that fills the SMs anyway parts only cost, so not more than
-    a few percent.  `left` and `right`: keys beside the diagonal that a query sees, -1: no limit; `once`: query rows that take as long
-    as what each more program does once.
+    Not in the batch at hand, on which no sequence's dK and dV may depend: the more parts, the sooner few sequences are done, whose
+    programs do not fill the SMs, and the more bytes of dK and dV go to memory and back for many.  `left` and `right`: keys beside the
+    diagonal that a query sees, -1: no limit; `block`: keys of a program; `once`: query rows that take as long as what each more
+    program does once; `beside`: time of programs that run on SMs which these leave, over that of these.
     """
     rows = min(seqlen_q, seqlen_k) if right >= 0 else seqlen_q  # that a block sees at most, and in the mean
     mean = rows - rows * rows / (2 * seqlen_k) if right >= 0 else rows
     if left >= 0:
         rows = mean = min(rows, left + max(right, 0) + block)
     programs = heads_kv * -(-seqlen_k // block)
+    batches = [1 << i for i in range(14) if not i or max(seqlen_q, seqlen_k) << i <= 16384]
 
-    def alone(heads: int) -> float:
+    def time(heads: int, batch: int) -> float:
+        """Of a pass, in rows of a program's loop; all numbers of an H200."""
         longest, parts = heads * rows + once, -(-group // heads)
-        if rows == mean:  # all alike
-            return -(-programs * parts // sms) * longest
-        return max(longest, programs * (group * mean + parts * once) / sms + longest / 4)
+        if rows == mean and not beside:  # all alike
+            on_sms: float = -(-batch * programs * parts // sms) * longest
+        else:
+            work = group * mean * (1 + beside) + parts * once
+            on_sms = max(longest, batch * programs * work / sms + longest / 4)
+        # A row of Q, dO, O and dQ takes memory as long as 2.5 blocks of keys take the SMs; dK and dV of a part are 0.4 of a row.
+        moved = group * seqlen_q + (0.4 * parts * seqlen_k if parts > 1 else 0)
+        return max(on_sms, 2.5 * batch * heads_kv * moved / sms) + 500  # what starts and ends a pass
 
-    found = [n for n in range(1, group + 1) if (-(-group // n) - 1) * once <= 0.06 * group * mean]
-    least = min(map(alone, found))
+    times: dict[int, float] = {}
+    for heads in range(group, 0, -1):
+        times[heads] = 1.0
+        for batch in batches:
+            times[heads] *= time(heads, batch)
+    least = min(times.values())
     # The fewest parts that are about as good.
-    return -(-group // max(n for n in found if alone(n) <= 1.1 * least))
+    return -(-group // next(heads for heads in times if times[heads] <= 1.03 ** len(batches) * least))
 
 
 @lru_cache(maxsize=16)
@@ -334,7 +355,7 @@ def workspaces(q, k, v, terms, window_left, window_right):
     (batch, heads_q, seqlen_q, _), (_, heads_kv, seqlen_k, _), parts = q.shape, k.shape, 1
     if q.device.type == "cuda" and q.numel() and k.numel():
         parts = query_head_parts(heads_q // heads_kv, heads_kv, seqlen_q, seqlen_k, window_left, window_right,
-                         DKV_TILE_N.value, 80, multiprocessors(q.device.index))  # fmt: skip
+                         DKV_TILE_N.value, 80, 0.0, multiprocessors(q.device.index))  # fmt: skip
     rows = (batch, heads_kv * parts, seqlen_k)
     dk_parts, dv_parts = (q.new_empty((*rows, width)) if parts > 1 else None for width in (96, 96))
     return dk_parts, dv_parts

@@ -24,6 +24,8 @@ STAGES = 2
 REGISTERS = 240
 #: Query rows of the loop over queries that take as long as what a program does once, and the sum of parts (docs/notes/backward-kernels.md).
 ONCE_ROWS = 160
+#: Time of the programs of the queries over that of those of the keys, beside which they run (docs/notes/backward-kernels.md).
+BESIDE = 0.6
 #: (head_dim_qk, head_dim_v) that the template is written for.
 WRITTEN = ((192, 128), (192, 192), (256, 256))
 #: Columns of K and V up to which the kernel of the queries has two tiles of V.

@@ -64,7 +64,7 @@ class _Walk:
 
 def build(workload: Workload, variant: Fa2BackwardVariant, machine: Machine) -> kernels.BackwardPass:
     """The launches of ``variant``; legality is the caller's business."""
-    parts = parts_of(workload, variant.dkv_tile_n, ONCE_ROWS, machine)
+    parts = parts_of(workload, variant.dkv_tile_n, ONCE_ROWS, 0.0, machine)
     return kernels.BackwardPass(
         (
             kernels.row_terms(workload),

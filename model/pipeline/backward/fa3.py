@@ -59,7 +59,7 @@ def build(workload: Workload, variant: Fa3BackwardVariant, machine: Machine) -> 
     turn = kernels.add_cycles(machine, tile, together=True) + 2 * machine["l2.latency_cycles"]
     terms = loaded_terms(v) * kernels.FLOAT + piece_bytes(v)
     moving = (w.head_dim_qk + w.head_dim_v) * w.dtype_bytes + terms
-    parts = parts_of(w, TILE_N, ONCE_ROWS, machine)
+    parts = parts_of(w, TILE_N, ONCE_ROWS, 0.0, machine)
     main = kernels.LoopKernel(
         "gradients", "keys", pipeline, 2.0 * (3 * w.head_dim_qk + 2 * w.head_dim_v),
         step_bytes=v.tile_m * moving, added_bytes=tile, row_bytes=moving, sum_row_bytes=w.head_dim_qk * kernels.FLOAT,

@@ -9,6 +9,7 @@ its scores and ends it with its sum; what one computes runs under the products o
 from __future__ import annotations
 
 from tilecast.model.kernel.variants.fa3_backward_apart import (
+    BESIDE,
     ONCE_ROWS,
     STAGES,
     TILE,
@@ -42,7 +43,7 @@ def build(workload: Workload, variant: Fa3BackwardApartVariant, machine: Machine
     w, d, dv, size = workload, workload.head_dim_qk, workload.head_dim_v, workload.dtype_bytes
     moving = (d + dv) * size + 2 * kernels.FLOAT
     own = own_keys(w)
-    parts = parts_of(w, keys(w), ONCE_ROWS, machine)
+    parts = parts_of(w, keys(w), ONCE_ROWS, BESIDE, machine)
     for_keys = kernels.LoopKernel(
         "key gradients", "keys", (_OwnKeys if own else _Keys)(w, machine).pipeline(), 2.0 * (2 * d + 2 * dv), step_bytes=TILE * moving,
         row_bytes=moving, heads_abreast=variant.heads_abreast, parts=parts,

@@ -84,7 +84,13 @@ def test_query_heads_of_one_query_are_rows(torch, op, layout) -> None:
             for mine, true in zip(found, exact(torch, inputs, options, wide, dlse), strict=True):
                 assert mine.shape == true.shape and torch.allclose(mine.double(), true, atol=4e-3)
             q, k, _, out, lse, dout_there, dq = op.launched[-1][1][:7]
-            assert q.shape[1:3] == out.shape[1:3] == dout_there.shape[1:3] == dq.shape[1:3] == ((2, 3) if rows == 3 else (6, 1))
+            assert (
+                q.shape[1:3]
+                == out.shape[1:3]
+                == dout_there.shape[1:3]
+                == dq.shape[1:3]
+                == ((2, 3) if rows == 3 else (6, 1))
+            )
             assert lse.shape == q.shape[:3] and lse.is_contiguous() and k.shape[1] == 2
 
 
