@@ -111,8 +111,8 @@ class RowTerms(ABC):
 
     @property
     def delta_statements(self) -> tuple[str, ...]:
-        """Statements that add up dO * O."""
-        lines = []
+        """Statements that add up dO * O, behind the one that lets the launch after it begin."""
+        lines = ["gdc_launch_dependents()"] if self.begins_early else []
         for piece in self.v_pieces:
             for name, stride in (("out", "stride_os"), ("dout", "stride_ds")):
                 start = f" + {piece.start}" if piece.start else ""

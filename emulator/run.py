@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +135,10 @@ class Loaded:
         session.watcher = watcher
         session.traces.clear()
         session.mask_calls.clear()
+        # What host code remembers (`lru_cache`) may be of another number of SMs.
+        for found in vars(self.module).values():
+            if isinstance(found, functools._lru_cache_wrapper):
+                found.cache_clear()
 
     def constant(self, name: str, otherwise: int) -> int:
         """A number at the top of the file, as TILE_N."""

@@ -571,7 +571,6 @@ def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, deltas_ptr, count
     Pieces of the first are 0 to 2 of a row, with the other sign; D is a float32 of its own.
     Rows past the end, and rows that saw no key, get 3e38 and D = 0: exp2 of a score less that is 0, so P is, and dS.
     """
-    gdc_launch_dependents()
     blocks = padded // ROWS
     batch_head = (tl.program_id(0) // blocks).to(tl.int64)
     row = tl.program_id(0) % blocks * ROWS
@@ -580,6 +579,7 @@ def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, deltas_ptr, count
     out_ptr += (batch * stride_ob + head * stride_oh + row.to(tl.int64) * stride_os) * 8
     dout_ptr += (batch * stride_db + head * stride_dh + row.to(tl.int64) * stride_ds) * 8
     delta = tl.zeros([ROWS], tl.float32)
+    gdc_launch_dependents()
     out = load_rows(out_ptr, stride_os, seqlen_q - row, ROWS, 128, True, eighths_v).to(tl.float32)
     dout = load_rows(dout_ptr, stride_ds, seqlen_q - row, ROWS, 128, True, eighths_v).to(tl.float32)
     delta += tl.sum(out * dout, 1)
