@@ -232,9 +232,9 @@ def test_steps_of_programs_are_the_blocks_that_see_something(work: Workload) -> 
             # A band has no holes: blocks between the first key seen and the last.
             for k in range(low // tile_n, -(-high // tile_n)) if high > low else ():
                 own = k if kernel.owns == "keys" else q // tile_m
-                seen[own] = seen.get(own, 0) + (work.group_size if kernel.owns == "keys" else 1)
+                seen[own] = seen.get(own, 0) + (work.group_size // kernel.parts if kernel.owns == "keys" else 1)
         assert [seen.get(i, 0) for i in range(tiles.count)] == tiles.iterations.tolist()
-        assert heads == (work.heads_kv if kernel.owns == "keys" else work.heads_q)
+        assert heads == (work.heads_kv * kernel.parts if kernel.owns == "keys" else work.heads_q)
 
 
 @pytest.mark.parametrize("work", SHAPES, ids=Workload.label)
