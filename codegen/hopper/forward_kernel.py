@@ -261,14 +261,19 @@ statistics = Statistics(row_max, partial_sums(p), reference{", gl.full([ROWS], 1
         return "release(q, q_number)"
 
     @property
+    def _release_of_q(self) -> tuple[str, str]:
+        return "if n + 1 == tile.last:", "    release(tile.q, tile.q_number)"
+
+    @property
     def early_release_of_q(self) -> str:
-        """The end of Q in a masked loop."""
-        if not self.gives_q_early:
+        """The end of Q in a masked loop, where that is not behind the exponentials."""
+        if not self.gives_q_early or self.gives_q_behind_exponentials:
             return ""
-        return """# After the last block would do, but then ptxas converts P behind the wait for V and not under Q K^T.
-    if n + 1 == tile.last:
-        release(tile.q, tile.q_number)
-    """
+        lines = (
+            "# After the last block would do, but then ptxas converts P behind the wait for V and not under Q K^T.",
+            *self._release_of_q,
+        )
+        return "".join(f"{line}\n    " for line in lines)
 
     @property
     def late_release_of_q(self) -> str:
@@ -298,6 +303,8 @@ statistics = Statistics(row_max, partial_sums(p), reference{", gl.full([ROWS], 1
             return (due, online.replace("factor", "_"), *self._finish_pv, "o = scaled(o, due) + part")
         rescale = f"o = {self.rescaled_o}"
         finish = self._finish_pv if self.overlap else ()
+        if self.gives_q_early and self.gives_q_behind_exponentials:
+            finish = (*self._release_of_q, *finish)
         if self.both:
             both = ("if RESCALE:", f"    {online}", "else:", *(f"    {line}" for line in fixed))
             return (*both, *finish, "if RESCALE:", f"    {rescale}", "else:", *(f"    {line}" for line in move))
@@ -330,6 +337,11 @@ statistics = Statistics(row_max, partial_sums(p), reference{", gl.full([ROWS], 1
         """Whether a masked loop gives Q back in its last block and not behind it, for the sake of where P is converted: in words that is
         settled, and the branch would cost some 40 registers, which loops of 256 keys or of wide heads do not have."""
         return not self.in_words
+
+    @property
+    def gives_q_behind_exponentials(self) -> bool:
+        """Whether a loop that gives Q back in its last block does so behind the exponentials and not behind S."""
+        return False
 
     @property
     def row_max(self) -> str:

@@ -1,9 +1,9 @@
 """Prefill on Hopper for head_dim 128: attention to paged, packed or cached keys, many rows to a sequence.
 
-Query i of a sequence sees keys from left before to right after position i + keys - queries.  A load warp takes tiles,
-the next one that no program has, and copies Q and blocks of 64 keys into rings in shared memory, 4 of K and of V ahead;
-2 consumer warpgroups of 64 rows, queries of all heads that share a key head, read them.  Anchored softmax: the row
-maximum of the first blocks is the reference of all exponentials, until a row outgrows it.  Keys of a sequence whose
+Query i of a sequence sees keys from left before to right after position i + keys - queries.  One warp takes tiles, the
+next one that no program has, and copies Q, another blocks of 64 keys into rings in shared memory, 4 of K and of V
+ahead; 2 consumer warpgroups of 64 rows, queries of all heads that share a key head, read them.  Anchored softmax: the
+row maximum of the first blocks is the reference of all exponentials, until a row outgrows it.  Keys of a sequence whose
 tiles leave SMs idle are parted, by its own lengths and heads alone; parts are merged in one order, whether programs
 take one each or a program those of a tile: what a sequence gets depends on it alone.  Runs on sm_90a with triton and
 torch alone.
@@ -42,6 +42,8 @@ TILE_N = gl.constexpr(64)  # keys of a block
 HEAD_DIM_V = gl.constexpr(128)  # columns of V and O
 SLOTS = gl.constexpr(4)  # blocks of K and V that are in flight
 Q_STAGES = gl.constexpr(2)  # tiles of Q that are there
+# Tiles of which it is known what they are: one whose Q has no room yet, and one whose Q is read no more, but whose results are not written.
+TOLD = gl.constexpr(Q_STAGES.value + 2)
 COLUMNS = gl.constexpr(64)  # columns of a piece of a block: 128 bytes, the widest row that shared memory swizzles
 QK_PIECES, V_PIECES = gl.constexpr(2), gl.constexpr(2)
 Q_ROWS = gl.constexpr(16)  # rows of Q that are copied at a time
@@ -109,7 +111,7 @@ def store_layout(columns):
 SCORE_ROWS = gl.constexpr(gl.SliceLayout(1, accumulator(TILE_N)))  # a number to each row of S
 OUTGROWN = gl.constexpr(64.0)  # of a thread's keys of a block: 4 x the sum where all are at the reference
 LOST = gl.constexpr(2.0**120)  # sums above may be infinite: scaling does not bring them back
-# 16 bytes to a thread: rows of Q that the load warp copies, and the block of V whose end must be cleared.
+# 16 bytes to a thread: rows of Q that a warp copies, and the block of V whose end must be cleared.
 COPIED = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0]))
 COPIED_ROWS = gl.constexpr(gl.SliceLayout(1, COPIED))
 LOADED = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
@@ -209,7 +211,7 @@ def make_ring(desc, PIECES: gl.constexpr):
 
 @gluon.jit
 def make_q_ring(dtype: gl.constexpr):
-    """A ring of Q_STAGES tiles, each the rows of its warpgroups; a thread of the load warp arrives when its copies have landed."""
+    """A ring of Q_STAGES tiles, each the rows of its warpgroups; a thread of the warp that copies arrives when its copies have landed."""
     count: gl.constexpr = Q_STAGES * WARPGROUPS
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     boxes = gl.allocate_shared_memory(dtype, [count * QK_PIECES * (ROWS // Q_ROWS), Q_ROWS, COLUMNS], layout)
@@ -666,39 +668,32 @@ def load_q(q, number, item, row, queries, batch):
 
 
 @gluon.jit
-def facts_slot(turn, PARTS: gl.constexpr):
-    """Where the facts of a turn are: with parts until its results are written, when the tile after the next may have been told."""
-    slots: gl.constexpr = Q_STAGES * (2 if PARTS > 0 else 1)
-    return turn % slots
-
-
-@gluon.jit
 def tell(items, turn, item, part, PARTS: gl.constexpr):
-    """Say what the tile of a turn is."""
-    slot = facts_slot(turn, PARTS)
+    """Say what the tile of a turn is: its Q comes when there is room, its K and V may come before."""
+    slot = turn % TOLD
     for i in gl.static_range(len(item)):
         items.facts.index(slot * FACTS + i).store(gl.full([1], item[i], gl.int32, layout=FACT))
     if PARTS > 0:
         for i in gl.static_range(len(part)):
             items.facts.index(slot * FACTS + (len(item) + i)).store(gl.full([1], part[i], gl.int32, layout=FACT))
     meet()  # all threads have stored before one of them says so
-    mbarrier.arrive(items.full.index(turn % Q_STAGES), count=1)
+    mbarrier.arrive(items.full.index(slot), count=1)
 
 
 @gluon.jit
-def told(items, turn, PARTS: gl.constexpr):
-    """What the tile of a turn is, and the part of its keys."""
-    mbarrier.wait(items.full.index(turn % Q_STAGES), turn // Q_STAGES & 1)
-    return recalled(items, turn, PARTS)
+def told(items, turn, PARTS: gl.constexpr, READ: gl.constexpr):
+    """What the tile of a turn is, and the part of its keys, as a role that has facts in layout ``READ``."""
+    mbarrier.wait(items.full.index(turn % TOLD), turn // TOLD & 1)
+    return recalled(items, turn, PARTS, READ)
 
 
 @gluon.jit
-def recalled(items, turn, PARTS: gl.constexpr):
+def recalled(items, turn, PARTS: gl.constexpr, READ: gl.constexpr):
     """The same, told before: what is read again needs no registers in between."""
-    slot = facts_slot(turn, PARTS)
+    slot = turn % TOLD
     facts = ()
     for i in gl.static_range(FACTS if PARTS > 0 else 7):
-        facts = facts + (gl.sum(items.facts.index(slot * FACTS + i).load(FACT_READ), 0),)
+        facts = facts + (gl.sum(items.facts.index(slot * FACTS + i).load(READ), 0),)
     part = Part(facts[0], facts[0], facts[0], facts[0])
     if PARTS > 0:
         part = Part(facts[7], facts[8], facts[9], facts[10])
@@ -706,10 +701,8 @@ def recalled(items, turn, PARTS: gl.constexpr):
 
 
 @gluon.jit
-def load_item(
-    item, part, turn, n, k_desc, v_desc, q, k, v, items, queries, batch, PAGE: gl.constexpr, PARTS: gl.constexpr
-):
-    """Copies Q, K and V of a tile, key blocks from the last to the first; nothing where it has none of a part of the keys."""
+def blocks_of(batch, item, part, PARTS: gl.constexpr):
+    """The first and the one after the last block of keys of a tile, or of a part of them; none where the first is not before that."""
     low, high = edges(batch, item, 0, TILE_M)
     begin, end = key_blocks(batch, item, low, high)
     if PARTS == 2:
@@ -717,22 +710,35 @@ def load_item(
     if PARTS == 3:
         if part.number >= 0:
             begin, end = blocks_of_part(part, part.number, begin, end)
+    return begin, end
+
+
+@gluon.jit
+def take_item(item, part, turn, q, items, queries, batch, PARTS: gl.constexpr):
+    """Copies Q of a tile and says what the tile is; nothing where it has none of a part of the keys."""
+    begin, end = blocks_of(batch, item, part, PARTS)
+    if begin < end:
+        tell(items, turn, item, part, PARTS)
+        for g in gl.static_range(WARPGROUPS):
+            load_q(q, turn * WARPGROUPS + g, item, g * ROWS, queries, batch)
+    return gl.where(begin < end, turn + 1, turn)
+
+
+@gluon.jit
+def load_item(item, part, n, k_desc, v_desc, k, v, batch, PAGE: gl.constexpr, PARTS: gl.constexpr):
+    """Copies K and V of a tile, key blocks from the last to the first."""
+    begin, end = blocks_of(batch, item, part, PARTS)
     key = (end - 1) * TILE_N
     if PAGE > 0:
         pages, start = find_pages(batch.table + item.b.to(gl.int64) * batch.stride_table, key, item.k_len, PAGE), 0
     else:
         page, start = first_pages(batch, item, PAGE)
         pages = (page,)
-    for step in range(end - begin):
+    for _ in range(end - begin):
         token = start + key
         if PAGE > 0:
             token = key % PAGE if PAGE > TILE_N else 0
         load_block(k, n, k_desc, pages, item.head_kv, token, QK_PIECES)
-        if step == 0:
-            # After the first K block: the slots of K and V free up before those of Q do.
-            for g in gl.static_range(WARPGROUPS):
-                load_q(q, turn * WARPGROUPS + g, item, g * ROWS, queries, batch)
-            tell(items, turn, item, part, PARTS)
         ahead = pages
         key -= TILE_N
         if PAGE > 0:
@@ -742,18 +748,42 @@ def load_item(
         load_block(v, n, v_desc, pages, item.head_kv, token, V_PIECES)
         pages = ahead
         n += 1
-    if PARTS >= 2:
-        turn = gl.where(begin < end, turn + 1, turn)
-    else:
-        turn += 1
-    return n, turn
+    return n
 
 
 @gluon.jit
-def load_role(
-    k_desc, v_desc, q, k, v, items, queries, batch, taken, PAGE: gl.constexpr, BESIDE: gl.constexpr, PARTS: gl.constexpr
-):
-    """Takes tiles until there are none, and copies Q, K and V of them into shared memory."""
+def load_role(k_desc, v_desc, k, v, items, batch, PAGE: gl.constexpr, PARTS: gl.constexpr):
+    """Copies K and V of every tile that this program takes into shared memory."""
+    batch = Batch(
+        batch.cu_q,
+        batch.cu_k,
+        batch.used_k,
+        batch.table,
+        batch.slots,
+        own_copy(batch.stride_table),
+        own_copy(batch.count),
+        own_copy(batch.heads_kv),
+        own_copy(batch.group),
+        own_copy(batch.inverse),
+        own_copy(batch.seqlen_q),
+        own_copy(batch.seqlen_k),
+        own_copy(batch.left),
+        own_copy(batch.right),
+        own_copy(batch.rows_min),
+        own_copy(batch.rows_max),
+    )
+    n, turn = 0, 0
+    item, part = told(items, turn, PARTS, FACT)
+    while item.b >= 0:
+        n = load_item(item, part, n, k_desc, v_desc, k, v, batch, PAGE, PARTS)
+        turn += 1
+        item, part = told(items, turn, PARTS, FACT)
+
+
+@gluon.jit
+def take_role(q, items, queries, batch, taken, BESIDE: gl.constexpr, PARTS: gl.constexpr):
+    """Takes tiles until there are none, and copies Q of them into shared memory: while it looks for one, keys of the tile before are on
+    their way."""
     batch = Batch(
         batch.cu_q,
         batch.cu_k,
@@ -777,12 +807,7 @@ def load_role(
     )
     # Beside the launch before, programs begin when there is room: none has a first tile that waits for it.
     dealt = 0 if BESIDE >= 2 else gl.num_programs(0)
-    n, turn, done, number = (
-        0,
-        0,
-        0,
-        gl.atomic_add(taken, 1, sem="relaxed") if BESIDE >= 2 else own_copy(gl.program_id(0)),
-    )
+    turn, done, number = 0, 0, gl.atomic_add(taken, 1, sem="relaxed") if BESIDE >= 2 else own_copy(gl.program_id(0))
     count, most, place, again = batch.count, 0.0, gl.num_programs(0) * CHAINED, 0
     if BESIDE >= 2:
         count = gl.where(number < GONE, count, 0)  # who comes when tiles have run out looks for none
@@ -804,14 +829,12 @@ def load_role(
             total = gl.max(found.ends, 0)
         while number < total:
             item, part = item_of(batch, found, done, number, PARTS)
-            n, turn = load_item(item, part, turn, n, k_desc, v_desc, q, k, v, items, queries, batch, PAGE, PARTS)
+            turn = take_item(item, part, turn, q, items, queries, batch, PARTS)
             # Who is done takes the next: tiles differ in how many keys they see.
             number = dealt + gl.atomic_add(taken, 1, sem="relaxed")
         done = total
     if BESIDE >= 2:
         gl.atomic_xchg(taken, GONE, sem="relaxed")
-    for g in gl.static_range(WARPGROUPS):
-        mbarrier.wait(q.empty.index((turn * WARPGROUPS + g) % q.full.shape[0]), turn // Q_STAGES & 1 ^ 1)
     none = gl.to_tensor(-1)
     tell(items, turn, Item(none, none, none, none, none, none, none), Part(none, none, none, none), PARTS)
     # The last program sets the counters back for the next launch.
@@ -844,9 +867,6 @@ def key_block(tile, n, p, statistics, o, key=None, RESCALE: gl.constexpr = True)
     s = warpgroup_mma_wait(len(o), deps=[s])
     release(tile.k, n + 1)
     s = capped(s, tile.problem)
-    # After the last block would do, but then ptxas converts P behind the wait for V and not under Q K^T.
-    if n + 1 == tile.last:
-        release(tile.q, tile.q_number)
     if key is not None:
         s = hide_keys(tile.problem, s, key, tile.row)
     if RESCALE:
@@ -855,6 +875,8 @@ def key_block(tile, n, p, statistics, o, key=None, RESCALE: gl.constexpr = True)
         p = mufu_exp2(s * tile.problem.scale_log2 - statistics.reference[:, None])
         sums = partial_sums(p)
         vote(sums, OUTGROWN)
+    if n + 1 == tile.last:
+        release(tile.q, tile.q_number)
     o = finished(o)
     release(tile.v, n)
     if RESCALE:
@@ -1017,7 +1039,7 @@ def attend_item(g: gl.constexpr, item, turn, n, q, k, v, items, batch, rows, CAP
     n = pass_blocks(n, cta_end - end, k, v)
     q_number = own_copy(turn * WARPGROUPS + g)
     wait(q, q_number)
-    fence_async_shared()  # the load warp's copies are not the copy engine's
+    fence_async_shared()  # threads copied it, not the copy engine
     last = n + end - 1 - first
     n, statistics, o = attend_blocks(
         g, items, turn, n, q, k, v, q_number, row, problem, item.k_len, first, end, last, True, True
@@ -1198,7 +1220,7 @@ def attend_part(
     PARTS: gl.constexpr,
 ):
     """A warpgroup's share of part ``number`` of a tile, at least one block: (n, reference, sums, O)."""
-    item, part = recalled(items, turn, PARTS)
+    item, part = recalled(items, turn, PARTS, FACT_READ)
     scale = scale_of(item, rows)
     problem = Problem(
         rows.out,
@@ -1241,7 +1263,7 @@ def leave(
 ):
     """What a warpgroup has of a tile: all, or one part of several, which the launch that follows merges where it JOINS them, otherwise the
     last to have done its rows of one."""
-    item, part = recalled(items, turn, 2)
+    item, part = recalled(items, turn, 2, FACT_READ)
     scale = scale_of(item, rows)
     problem = Problem(
         rows.out,
@@ -1270,9 +1292,9 @@ def leave(
 @gluon.jit
 def attend_dealt(g: gl.constexpr, turn, n, q, k, v, items, batch, rows, CAPPED: gl.constexpr, JOINS: gl.constexpr):
     """The part of a tile that is this item."""
-    _, part = recalled(items, turn, 2)
+    _, part = recalled(items, turn, 2, FACT_READ)
     wait(q, turn * WARPGROUPS + g)
-    fence_async_shared()  # the load warp's copies are not the copy engine's
+    fence_async_shared()  # threads copied it, not the copy engine
     n, reference, row_sum, o = attend_part(g, turn, n, part.number, True, True, q, k, v, items, batch, rows, CAPPED, 2)
     leave(g, turn, reference, row_sum, o, items, batch, rows, CAPPED, 2, JOINS)
     return n
@@ -1281,14 +1303,14 @@ def attend_dealt(g: gl.constexpr, turn, n, q, k, v, items, batch, rows, CAPPED: 
 @gluon.jit
 def attend_chained(g: gl.constexpr, turn, n, q, k, v, items, batch, rows, CAPPED: gl.constexpr, PARTS: gl.constexpr):
     """All parts of a tile, merged as if programs had done them one by one; or one of them, where those of some tiles are dealt out."""
-    item, part = recalled(items, turn, 1)
+    item, part = recalled(items, turn, 1, FACT_READ)
     _, cta_first, cta_end, _, _ = seen_by(g, item, batch)
     lowest, highest = parts_there(part, cta_first, cta_end)
     if PARTS == 3:
         if part.number >= 0:
             lowest, highest = part.number, part.number
     wait(q, turn * WARPGROUPS + g)
-    fence_async_shared()  # the load warp's copies are not the copy engine's
+    fence_async_shared()  # threads copied it, not the copy engine
     total_reference, total_sum = (
         gl.zeros([ROWS], gl.float32, layout=SCORE_ROWS),
         gl.zeros([ROWS], gl.float32, layout=SCORE_ROWS),
@@ -1314,9 +1336,9 @@ def attend_chained(g: gl.constexpr, turn, n, q, k, v, items, batch, rows, CAPPED
 def consumer_role(
     g: gl.constexpr, q, k, v, items, batch, rows, CAPPED: gl.constexpr, PARTS: gl.constexpr, JOINS: gl.constexpr
 ):
-    """Every tile that the load warp takes."""
+    """Every tile that this program takes."""
     n, turn = 0, 0
-    item, part = told(items, turn, PARTS)
+    item, part = told(items, turn, PARTS, FACT_READ)
     while item.b >= 0:
         if PARTS == 0:
             n = attend_item(g, item, turn, n, q, k, v, items, batch, rows, CAPPED)
@@ -1329,7 +1351,7 @@ def consumer_role(
         else:
             n = attend_chained(g, turn, n, q, k, v, items, batch, rows, CAPPED, PARTS)
         turn += 1
-        item, part = told(items, turn, PARTS)
+        item, part = told(items, turn, PARTS, FACT_READ)
 
 
 # Lengths, strides and head counts vary from call to call: without this each new divisibility by 16 would recompile.
@@ -1420,15 +1442,16 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
     q = make_q_ring(k_desc.dtype)
     k = make_ring(k_desc, QK_PIECES)
     v = make_ring(v_desc, V_PIECES)
-    facts = gl.allocate_shared_memory(gl.int32, [Q_STAGES * 2 * FACTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    facts = gl.allocate_shared_memory(gl.int32, [TOLD * FACTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     # The last warpgroup is at most Q_STAGES tiles ahead of the others.
-    items = Items(facts, barriers(Q_STAGES, 1), barriers(2 * Q_STAGES, 1))
+    items = Items(facts, barriers(TOLD, 1), barriers(2 * Q_STAGES, 1))
     fence_async_shared()
     gl.warp_specialize([
         (consumer_role, (0, q, k, v, items, batch, rows, CAPPED, PARTS, JOINS)),
         (consumer_role, (1, q, k, v, items, batch, rows, CAPPED, PARTS, JOINS)),
-        (load_role, (k_desc, v_desc, q, k, v, items, queries, batch, arrived, PAGE, BESIDE, PARTS)),
-    ], [4, 1], [216, 80])  # fmt: skip
+        (load_role, (k_desc, v_desc, k, v, items, batch, PAGE, PARTS)),
+        (take_role, (q, items, queries, batch, arrived, BESIDE, PARTS)),
+    ], [4, 1, 1], [216, 80, 80])  # fmt: skip
 
 
 @gluon.jit(

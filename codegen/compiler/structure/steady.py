@@ -77,6 +77,7 @@ def kernel_roles(shape: KernelShape, out_bytes: int = 0, masked: bool = False, l
     chosen = [one for role, loops in candidates(shape).items() if loops for one in _warps(role, loops, shape, masked)]
     chosen = _placed(at_base(chosen, shape))
     chosen = _every_iteration(chosen)
+    chosen = [one for one in chosen if not multiplying or _is_paced(one.repeated)]
     chosen, unrolled = by_slot(chosen)
     chosen = [with_whole_phases(one) for one in chosen]
     if multiplying and not any(step.instruction.opcode in MATRIX for one in chosen for step in one.repeated):
@@ -127,6 +128,12 @@ def kernel_roles(shape: KernelShape, out_bytes: int = 0, masked: bool = False, l
     return KernelRoles(shape.kernel, shape.target, codes, barriers, unrolled, _lane_bytes(chosen) / unrolled)
 
 
+def _is_paced(steps: Sequence[Step]) -> bool:
+    """Whether a loop multiplies, or meets other roles at barriers: of one beside products that does neither (Q of the next tile) nothing
+    says how often it runs."""
+    return any(step.kind == "matrix" or step.barriers for step in steps)
+
+
 def _check_products(kernel: str, chosen: Sequence[Steady]) -> None:
     """ShapeError for a product that nothing rates: of a shape that the code does not tell, or in double precision."""
     for one in chosen:
@@ -149,12 +156,14 @@ def _lane_bytes(chosen: Sequence[Steady]) -> float:
 
 
 def loops_left_out(shape: KernelShape) -> dict[int, tuple[int, ...]]:
-    """Warp -> instructions of its role's innermost loops that work but are not the steady one, as they stand in the code."""
-    found = {}
+    """Warp -> instructions of its role's innermost loops that work but are not followed, as they stand in the code."""
+    found, multiplying = {}, multiplies(shape)
     for role, loops in candidates(_joined(shape)).items():
-        if len(loops) > 1:
-            steady = steady_of(loops, multiplies(shape))[1]
-            others = tuple(len(loop.steps) for _, loop in loops if loop is not steady)
+        steady = steady_of(loops, multiplying)[1] if loops else None
+        if steady is not None and multiplying and not _is_paced(steady.steps):
+            steady = None
+        others = tuple(len(loop.steps) for _, loop in loops if loop is not steady)
+        if others:
             found.update(dict.fromkeys(role.warps, others))
     return found
 
