@@ -867,6 +867,9 @@ def key_block(tile, n, p, statistics, o, key=None, RESCALE: gl.constexpr = True)
     s = warpgroup_mma_wait(len(o), deps=[s])
     release(tile.k, n + 1)
     s = capped(s, tile.problem)
+    # After the last block would do, but then ptxas converts P behind the wait for V and not under Q K^T.
+    if n + 1 == tile.last:
+        release(tile.q, tile.q_number)
     if key is not None:
         s = hide_keys(tile.problem, s, key, tile.row)
     if RESCALE:
@@ -875,8 +878,6 @@ def key_block(tile, n, p, statistics, o, key=None, RESCALE: gl.constexpr = True)
         p = mufu_exp2(s * tile.problem.scale_log2 - statistics.reference[:, None])
         sums = partial_sums(p)
         vote(sums, OUTGROWN)
-    if n + 1 == tile.last:
-        release(tile.q, tile.q_number)
     o = finished(o)
     release(tile.v, n)
     if RESCALE:

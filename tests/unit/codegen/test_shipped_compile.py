@@ -136,8 +136,9 @@ def check(outcome: Outcome, case: Case) -> None:
         if case.module.startswith("hopper_prefill"):
             # Between parts of a tile's keys, of which what it has so far stays in registers (4 to 11 % faster on an H200 than in memory with
             # 0 to 16 bytes); loops of products have none (`test_hopper_prefill`).  At head_dim 256 O takes half of a thread's registers.
-            # Beside tiles of one part, whose loops are others, four registers more (d192_128).
             most = 256 if case.release == NEWEST else 176
+            if "_d192_128" in case.module:  # behind the exponentials, where Q is given back, more is alive
+                most = 360 if case.release == NEWEST else 296
         assert outcome.stack_bytes <= most
     if not serves and case.module.startswith("blackwell_") and case.release == NEWEST:
         check_softmax(outcome, case)
