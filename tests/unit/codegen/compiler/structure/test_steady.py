@@ -7,7 +7,7 @@ from support.listing import assemble, loop
 
 from tilecast.codegen.compiler.binary import Binary
 from tilecast.codegen.compiler.structure.assemble import ShapeError, kernel_shape
-from tilecast.codegen.compiler.structure.steady import kernel_roles
+from tilecast.codegen.compiler.structure.steady import kernel_roles, loops_left_out
 from tilecast.model.compiled.roles.code import KernelRoles
 from tilecast.model.compiled.roles.costs import role_costs
 from tilecast.model.machine.machine import load_machine
@@ -72,6 +72,22 @@ def test_what_no_branch_leaves_out_counts() -> None:
     found = uses(kernel(always=True))
     assert found["warp 0 (matrix)"] == [("wait", "0x400"), ("arrive", "0x408"), ("arrive", "0x410")]
     assert found["warp 4 (copy in)"] == [("wait", "0x408"), ("copy", "0x400"), ("wait", "0x410"), ("arrive", "0x418")]
+
+
+def test_a_loop_that_meets_no_other_role_is_not_followed() -> None:
+    """A warp that gathers Q of the next tile: nothing says how often its inner loop runs to a block of keys."""
+    rows = [
+        *ROLES,
+        *loop("load", "SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR6+0x8], R3", "SYNCS.ARRIVE.TRANS64 RZ, [UR6], R4",
+              "UTMALDG.2D [UR8], [UR6]", "NOP"), "EXIT",
+        "consumers:", "UISETP.GT.U32.AND UP0, UPT, UR4, 0x3, UPT", "BRA.U UP0, {others}",
+        *loop("main", "SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR6], R3", "HGMMA.64x128x16.F32.BF16 R24, R88, gdesc[UR8], R24, gsb0",
+              "WARPGROUP.DEPBAR.LE gsb0, 0x0", "SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR6+0x8], RZ", "NOP"), "EXIT",
+        "others:", "UISETP.NE.U32.AND UP0, UPT, UR4, 0x5, UPT", "@UP0 EXIT", *loop("tiles", *GATHER), "EXIT",
+    ]  # fmt: skip
+    shape = kernel_shape(Binary("k.cubin", "kernel", "sm_90a", tuple(assemble(*rows)), 8, 1, 168, 0))
+    assert [role.name for role in kernel_roles(shape).roles] == ["warp 0 (matrix)", "warp 4 (copy in)"]
+    assert list(loops_left_out(shape)) == [5]
 
 
 def test_products_around_an_inner_loop_are_refused_in_a_sentence() -> None:
