@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tilecast.kernels.eviction import evicting_first
 from tilecast.kernels.native.prepare import prepared
 
 Start = Callable[..., None]
@@ -48,13 +49,18 @@ def starter(
 
 def compiled_starter(
     kernel: Any, options: Mapping[str, Any], grid: tuple[int, ...], arguments: Sequence[Any], takes: Mapping[int, int], given: int,
-    follows: bool = False,
+    follows: bool = False, once: bool = False,
 ) -> Start:  # fmt: skip
-    """`starter` of a kernel that is compiled for its arguments first; where it ``follows`` it may begin before the launch before has ended."""
+    """`starter` of a kernel that is compiled for its arguments first; where it ``follows`` it may begin before the launch before has ended, and what
+    it copies ``once`` leaves L2 first."""
     if follows:
         options = {**options, "launch_pdl": True}
-    # An interpreter compiles nothing.
-    return starter(kernel.warmup(*arguments, grid=grid, **options) or kernel, grid, arguments, takes, given)
+    compiled = kernel.warmup(*arguments, grid=grid, **options)
+    if compiled is None:  # an interpreter compiles nothing
+        return starter(kernel, grid, arguments, takes, given)
+    if once:
+        compiled = evicting_first(compiled, functools.partial(kernel.warmup, *arguments, grid=grid, **options))
+    return starter(compiled, grid, arguments, takes, given)
 
 
 def _by_triton(run: Any, arguments: Sequence[Any], takes: Mapping[int, int]) -> Start:

@@ -255,6 +255,11 @@ class HopperRunsKernel(HopperServingKernel):
         return self.head_dim_v > PARTS_COLUMNS
 
     @property
+    def overlaps(self) -> bool:
+        """Whether a program that takes items in turn makes the next block's scores under this one's softmax: where registers do for both."""
+        return not self.narrow and self.head_dim_qk <= PARTS_COLUMNS
+
+    @property
     def parts_pieces(self) -> int:
         """Pieces of O that warps leave in shared memory at a time, to be added up."""
         return PARTS_COLUMNS // self.piece

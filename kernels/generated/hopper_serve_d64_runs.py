@@ -68,6 +68,8 @@ PROGRAMS = 2
 DIRECT_OPTIONS = {**OPTIONS, "maxnreg": 128}
 #: Whether a launch may let the one for other rows that comes after begin before it ends.
 LEADS = True
+#: Keys and values are read once: up to so many bytes of them are worth copying with the policy by which they leave L2 first.
+ONCE_BYTES = 200_000_000
 
 # Keys of a block are dealt to the WARPS, which multiply them apart (mma.sync): warp, row, key or column.
 WARPS, WARP_KEYS = gl.constexpr(4), gl.constexpr(32)
@@ -705,6 +707,76 @@ def partial_sums(p):
 
 
 @gluon.jit
+def scores(q, ring, n, key, item):
+    """S = Q K^T of block number n when it is there, each warp of its own keys."""
+    slots: gl.constexpr = ring.full.shape[0]
+    wait(ring.full, n)
+    if key + TILE_N > item.k_len:
+        clear_rows(ring, n, item.k_len - key)
+    s = gl.zeros([WARPS, TILE_M, WARP_KEYS], gl.float32, layout=SCORES)
+    for i in gl.static_range(QK_PIECES):
+        s = mma_v2(q[i], keys_of_warps(ring.k.index(n % slots * QK_PIECES + i).load(K_READ)), s)
+    return s
+
+
+@gluon.jit
+def masked(
+    s, key, first_key, last_key, whole_begin, whole_end, scale_log2, cap_log2, CAPPED: gl.constexpr, ONE: gl.constexpr
+):
+    """Scores of the keys from ``key`` on, capped, and -inf where a row does not see a key."""
+    if CAPPED:
+        s = cap_log2 - 2.0 * cap_log2 / (gl.exp2(s * scale_log2) + 1.0)  # cap * tanh(score / cap)
+    if (key < whole_begin) | (key + TILE_N > whole_end):
+        keys = key + gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, SCORES)))[:, None, None] * WARP_KEYS
+        keys += gl.arange(0, WARP_KEYS, layout=gl.SliceLayout(0, gl.SliceLayout(1, SCORES)))[None, None, :]
+        if ONE:
+            s = gl.where((keys >= first_key) & (keys <= last_key), s, float("-inf"))
+        else:
+            s = gl.where((keys >= first_key[None, :, None]) & (keys <= last_key[None, :, None]), s, float("-inf"))
+    return s
+
+
+@gluon.jit
+def weighed(s, state, factor):
+    """(P of masked scores, what the sums before are worth, maxima and sums with these keys): online softmax in base 2."""
+    row_max, row_sums, _ = state
+    new_max = gl.maximum(row_max, gl.max(s, 2) * factor)
+    p = mufu_exp2(s * factor - new_max[:, :, None])
+    correction = mufu_exp2(row_max - new_max)
+    sums = partial_sums(p)
+    row_sums = row_sums * gl.convert_layout(correction, gl.SliceLayout(2, row_sums.type.layout))[:, :, None] + sums
+    return p, correction, new_max, row_sums
+
+
+@gluon.jit
+def leave(ring, n):
+    """Nobody reads block number n any more."""
+    fence_async_shared()
+    meet()  # all threads have read before one of them says so
+    arrive(ring.empty, n)
+
+
+@gluon.jit
+def values_of(ring, n):
+    """V of block number n, in pieces."""
+    made = ()
+    for i in gl.static_range(V_PIECES):
+        made = made + (ring.v.index(n % ring.full.shape[0] * V_PIECES + i).load(V_READ),)
+    return made
+
+
+@gluon.jit
+def taken_in(s, values, state, factor):
+    """The state with keys of masked scores and their values: O = O * correction + P V."""
+    p, correction, new_max, row_sums = weighed(s, state, factor)
+    p = gl.convert_layout(p.to(values[0].dtype), LEFT)
+    made = ()
+    for i in gl.static_range(V_PIECES):
+        made = made + (mma_v2(p, values_of_warps(values[i]), state[2][i] * correction[:, :, None]),)
+    return new_max, row_sums, made
+
+
+@gluon.jit
 def attend(
     q,
     ring,
@@ -721,43 +793,12 @@ def attend(
     CAPPED: gl.constexpr,
     ONE: gl.constexpr,
 ):
-    """Take in the keys of one block, each warp its own: S = Q K^T, online softmax in base 2, O = O * correction + P V."""
-    row_max, row_sums, o = state
-    slots: gl.constexpr = ring.full.shape[0]
-    wait(ring.full, n)
-    if key + TILE_N > item.k_len:
-        clear_rows(ring, n, item.k_len - key)
-    s = gl.zeros([WARPS, TILE_M, WARP_KEYS], gl.float32, layout=SCORES)
-    for i in gl.static_range(QK_PIECES):
-        s = mma_v2(q[i], keys_of_warps(ring.k.index(n % slots * QK_PIECES + i).load(K_READ)), s)
-    values = ()
-    for i in gl.static_range(V_PIECES):
-        values = values + (ring.v.index(n % slots * V_PIECES + i).load(V_READ),)
-    fence_async_shared()
-    meet()  # all threads have read before one of them says so
-    arrive(ring.empty, n)
-    if CAPPED:
-        s = cap_log2 - 2.0 * cap_log2 / (gl.exp2(s * scale_log2) + 1.0)  # cap * tanh(score / cap)
-        factor = 1.0
-    else:
-        factor = scale_log2
-    if (key < whole_begin) | (key + TILE_N > whole_end):
-        keys = key + gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, SCORES)))[:, None, None] * WARP_KEYS
-        keys += gl.arange(0, WARP_KEYS, layout=gl.SliceLayout(0, gl.SliceLayout(1, SCORES)))[None, None, :]
-        if ONE:
-            s = gl.where((keys >= first_key) & (keys <= last_key), s, float("-inf"))
-        else:
-            s = gl.where((keys >= first_key[None, :, None]) & (keys <= last_key[None, :, None]), s, float("-inf"))
-    new_max = gl.maximum(row_max, gl.max(s, 2) * factor)
-    p = mufu_exp2(s * factor - new_max[:, :, None])
-    correction = mufu_exp2(row_max - new_max)
-    sums = partial_sums(p)
-    row_sums = row_sums * gl.convert_layout(correction, gl.SliceLayout(2, row_sums.type.layout))[:, :, None] + sums
-    p = gl.convert_layout(p.to(ring.v.dtype), LEFT)
-    made = ()
-    for i in gl.static_range(V_PIECES):
-        made = made + (mma_v2(p, values_of_warps(values[i]), o[i] * correction[:, :, None]),)
-    return new_max, row_sums, made
+    """Take in the keys of one block, each warp its own."""
+    s = scores(q, ring, n, key, item)
+    values = values_of(ring, n)
+    leave(ring, n)
+    s = masked(s, key, first_key, last_key, whole_begin, whole_end, scale_log2, cap_log2, CAPPED, ONE)
+    return taken_in(s, values, state, 1.0 if CAPPED else scale_log2)
 
 
 @gluon.jit
@@ -1010,6 +1051,7 @@ def attend_split(
     rows,
     CAPPED: gl.constexpr,
     ONE: gl.constexpr,
+    DIRECT: gl.constexpr,
 ):
     """(the state of rows of the keys of one split, number of the next block)."""
     row_max = gl.full([WARPS, TILE_M], LOWEST, gl.float32, layout=WARP_ROWS)  # in base 2, of the keys of each warp
@@ -1019,23 +1061,41 @@ def attend_split(
         o = o + (gl.zeros([WARPS, TILE_M, COLUMNS], gl.float32, layout=SCORES),)
     state = (row_max, row_sums, o)
     begin, end = keys_of_split(batch, item, split)
-    for key in range(begin, end, TILE_N):
-        state = attend(
-            q,
-            ring,
-            n,
-            key,
-            item,
-            state,
-            first_key,
-            last_key,
-            whole_begin,
-            whole_end,
-            scale_log2,
-            rows.cap_log2,
-            CAPPED,
-            ONE,
-        )
+    if DIRECT:
+        for key in range(begin, end, TILE_N):
+            state = attend(
+                q,
+                ring,
+                n,
+                key,
+                item,
+                state,
+                first_key,
+                last_key,
+                whole_begin,
+                whole_end,
+                scale_log2,
+                rows.cap_log2,
+                CAPPED,
+                ONE,
+            )
+            n += 1
+    elif begin < end:
+        # The next block's products run under this one's softmax: one program has an SM to itself.
+        factor = 1.0 if CAPPED else scale_log2
+        s, values = scores(q, ring, n, begin, item), values_of(ring, n)
+        leave(ring, n)
+        key = begin
+        for following in range(begin + TILE_N, end, TILE_N):
+            s = masked(s, key, first_key, last_key, whole_begin, whole_end, scale_log2, rows.cap_log2, CAPPED, ONE)
+            ahead = scores(q, ring, n + 1, following, item)
+            state = taken_in(s, values, state, factor)
+            values = values_of(ring, n + 1)
+            leave(ring, n + 1)
+            s, key = ahead, following
+            n += 1
+        s = masked(s, key, first_key, last_key, whole_begin, whole_end, scale_log2, rows.cap_log2, CAPPED, ONE)
+        state = taken_in(s, values, state, factor)
         n += 1
     row_max, row_sum, o = together(state, ring)
     if rows.v_scales is not None:
@@ -1093,6 +1153,7 @@ def attend_item(
             rows,
             CAPPED,
             ONE,
+            DIRECT,
         )
     else:
         whole = put_nothing(ring.sums, 0)
@@ -1114,6 +1175,7 @@ def attend_item(
                     rows,
                     CAPPED,
                     ONE,
+                    DIRECT,
                 )
                 of_group = put(ring.sums, 1, folded(got(ring.sums, 1, of_group), state))
             whole = put(ring.sums, 0, folded(got(ring.sums, 0, whole), got(ring.sums, 1, of_group)))

@@ -69,6 +69,8 @@ PROGRAMS = 2
 DIRECT_OPTIONS = {**OPTIONS, "maxnreg": 128}
 #: Whether a launch may let the one for other rows that comes after begin before it ends.
 LEADS = True
+#: Keys and values are read once: up to so many bytes of them are worth copying with the policy by which they leave L2 first.
+ONCE_BYTES = 200_000_000
 
 # Keys of a block are dealt to the WARPS of a warpgroup, which multiply them apart (mma.sync): warp, row, key or column.
 WARPS, WARP_KEYS = gl.constexpr(4), gl.constexpr(32)

@@ -105,6 +105,8 @@ class Launcher:
         self.parts = getattr(module, "parts", None)
         #: Rows of its tiles, where it makes parts; 0 where it makes none.
         self.tile_rows = module.TILE_M.value if self.parts is not None else 0
+        #: Bytes of keys and values up to which those that a launch copies leave L2 first; 0 where they may be read again.
+        self._once = getattr(module, "ONCE_BYTES", 0)
         self._module, self._rows, self._device, self._counters = module, rows, device, counters
         self._plans: dict[Any, Any] = {}
         self._sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
@@ -213,6 +215,7 @@ class Launcher:
             takes,
             len(given) + 2,
             bool(beside & FOLLOWS),
+            batch * seqlen_k * heads_kv * (k.shape[-1] + v.shape[-1]) * k.element_size() <= self._once,
         )
         join = None
         if joined and joined[0]:
