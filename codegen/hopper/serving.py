@@ -245,7 +245,7 @@ class HopperRunsKernel(HopperServingKernel):
     tile_m: ClassVar[int] = ROWS_E4M3
     runs: ClassVar[bool] = True
     worker_warps: ClassVar[tuple[int, ...]] = (1,)
-    last_constants: ClassVar[tuple[str, ...]] = ("DIRECT", "ROWS")
+    last_constants: ClassVar[tuple[str, ...]] = ("DIRECT", "ROWS", "HELD")
     own_options: ClassVar[str] = "DIRECT"
     q_slots: ClassVar[int] = Q_SLOTS_RUNS
 
