@@ -233,6 +233,8 @@ class HopperRunsKernel(HopperServingKernel):
     fold: int
     #: Blocks in flight of a program that takes items in turn.
     dealt_stages: int
+    #: The same beside a launch that has the other SMs.
+    beside_stages: int
     #: Whether runs become shorter towards the end of a launch whose rounds are not nearly full; else it has none.
     shrinks: bool
 
@@ -246,6 +248,13 @@ class HopperRunsKernel(HopperServingKernel):
     runs: ClassVar[bool] = True
     worker_warps: ClassVar[tuple[int, ...]] = (1,)
     last_constants: ClassVar[tuple[str, ...]] = ("DIRECT", "ROWS", "HELD")
+    #: Rows of a tile that programs keep of what they have, where no sequence has more: half of those that mma.sync multiplies.
+    few_held: ClassVar[int] = ROWS_E4M3 // 2
+    #: Rows that they keep, by name.
+    held: ClassVar[str] = "HELD"
+    #: Bytes of keys and values of a launch that are worth having leave L2 first: beyond, an H200 took 3 % longer
+    #: (data/measured/h200_decode_policy.csv).
+    once_bytes: ClassVar[int] = 200_000_000
     own_options: ClassVar[str] = "DIRECT"
     q_slots: ClassVar[int] = Q_SLOTS_RUNS
 
@@ -304,6 +313,8 @@ class HopperRunsE4m3Kernel(HopperRunsKernel):
     """The same for caches that hold e4m3 bytes."""
 
     narrow: ClassVar[bool] = True
+    last_constants: ClassVar[tuple[str, ...]] = ("DIRECT", "ROWS")
+    held: ClassVar[str] = "TILE_M"
 
 
 def context(variant: HopperServingVariant, workload: Workload) -> HopperServingKernel:
@@ -326,6 +337,7 @@ def context_runs(variant: HopperRunsVariant, workload: Workload) -> HopperRunsKe
         resident=variant.programs,
         fold=variant.fold,
         dealt_stages=variant.dealt_stages,
+        beside_stages=variant.beside_stages or variant.dealt_stages,
         shrinks=variant.shrinks,
         direct_rounds=variant.direct_rounds,
     )

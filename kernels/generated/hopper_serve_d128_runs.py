@@ -11,7 +11,7 @@ its splits in their order: what a sequence gets depends on it alone.  Runs on sm
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_serving_runs", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "serve",
-    "variant": "family=serving-hopper-runs,tile_n=64,kv_stages=2,split_keys=512,split_keys_of_many=512,many_heads=8,whole_keys=1024,most_splits=128,most_items=132,merged=16,planned=128,programs=2,dealt_stages=3,shrinks=true",
+    "variant": "family=serving-hopper-runs,tile_n=64,kv_stages=2,split_keys=512,split_keys_of_many=512,many_heads=8,whole_keys=1024,most_splits=128,most_items=132,merged=16,planned=128,programs=2,dealt_stages=3,beside_stages=5,shrinks=true",
     "workload": {"batch": 2, "heads_q": 64, "heads_kv": 16, "seqlen_q": 1, "seqlen_k": 8192, "head_dim_qk": 128, "head_dim_v": 128, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -35,6 +35,7 @@ TILE_M = gl.constexpr(16)  # rows of a tile: the query heads that share a key he
 TILE_N = gl.constexpr(64)  # keys of a block
 SLOTS = gl.constexpr(2)  # blocks of K and V that are in flight
 DEALT_SLOTS = gl.constexpr(3)  # the same where a program takes items in turn
+BESIDE_SLOTS = gl.constexpr(5)  # and where some of the programs do while the next launch has the other SMs
 Q_SLOTS = gl.constexpr(4)  # items of which the load warp has told, with their Q, and no warp has read
 FACTS = gl.constexpr(7)  # numbers that it tells of an item
 COLUMNS = gl.constexpr(64)  # columns of a piece of a block: 128 bytes, the widest row that shared memory swizzles
@@ -54,8 +55,8 @@ FEW_PLANNED, MANY_PLANNED = 32, 128  # sequences that a program looks at togethe
 # around its loop, in blocks; what items take less where pairs of SMs have two programs, and the least they come to; what runs of FOLD splits
 # take longer than runs of MERGED; how much later may end what is taken because it has fewer programs.
 FEW_ROWS, OTHER_ROWS = gl.constexpr(64), gl.constexpr(128)
-OTHER_PACE, OTHER_AROUND = gl.constexpr(1.1), gl.constexpr(16)
-SECOND_GAINS, LEAST_SHARE = gl.constexpr(0.42), gl.constexpr(0.75)
+OTHER_PACE, OTHER_AROUND = gl.constexpr(1.37), gl.constexpr(16)
+SECOND_GAINS, LEAST_SHARE = gl.constexpr(0.05), gl.constexpr(0.97)
 SHORT_RUNS, NEARLY = gl.constexpr(1.125), gl.constexpr(1.02)
 FAR = gl.constexpr(1 << 29)  # more keys than a sequence has, more pages than a pool
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # finite, so that a row that saw no key yet never computes inf - inf
@@ -69,7 +70,7 @@ DIRECT_OPTIONS = {**OPTIONS, "maxnreg": 128}
 #: Whether a launch may let the one for other rows that comes after begin before it ends.
 LEADS = True
 #: Keys and values are read once: up to so many bytes of them are worth copying with the policy by which they leave L2 first.
-ONCE_BYTES = 200_000_000
+ONCE_BYTES = 200000000
 
 # Keys of a block are dealt to the WARPS, which multiply them apart (mma.sync): warp, row, key or column.
 WARPS, WARP_KEYS = gl.constexpr(4), gl.constexpr(16)
@@ -667,6 +668,29 @@ def read_q(item, rows, batch, ONE: gl.constexpr):
 
 
 @gluon.jit
+def held(x, HELD: gl.constexpr):
+    """Of (warp, row, ...) the first HELD rows: those that sequences of the launch may have."""
+    if HELD < x.shape[1]:
+        if len(x.shape) == 2:
+            x, _ = gl.split(gl.permute(gl.reshape(x, [WARPS, 2, HELD]), (0, 2, 1)))
+        else:
+            x, _ = gl.split(gl.permute(gl.reshape(x, [WARPS, 2, HELD, x.shape[2]]), (0, 2, 3, 1)))
+    return x
+
+
+@gluon.jit
+def tile_of_held(x, rest: gl.constexpr, layout: gl.constexpr):
+    """(warp, row, ...) of a whole tile from the rows that are `held`; ``rest`` in the others."""
+    if x.shape[1] < TILE_M:
+        x = gl.join(x, gl.full_like(x, rest))
+        if len(x.shape) == 3:
+            x = gl.reshape(gl.permute(x, (0, 2, 1)), [WARPS, TILE_M])
+        else:
+            x = gl.reshape(gl.permute(x, (0, 3, 1, 2)), [WARPS, TILE_M, x.shape[2]])
+    return gl.convert_layout(x, layout)
+
+
+@gluon.jit
 def queries(read):
     """Pieces of Q for each warp."""
     made = ()
@@ -703,7 +727,7 @@ def clear_rows(ring, n, count):
 @gluon.jit
 def partial_sums(p):
     """Sums over the keys that one thread holds."""
-    return gl.sum(gl.sum(gl.reshape(p, [WARPS, TILE_M, WARP_KEYS // 8, 4, 2]), axis=4), axis=2)
+    return gl.sum(gl.sum(gl.reshape(p, [WARPS, p.shape[1], WARP_KEYS // 8, 4, 2]), axis=4), axis=2)
 
 
 @gluon.jit
@@ -744,12 +768,13 @@ def masked(
 def weighed(s, state, factor):
     """(P of masked scores, what the sums before are worth, maxima and sums with these keys): online softmax in base 2."""
     row_max, row_sums, _ = state
-    new_max = gl.maximum(row_max, gl.max(s, 2) * factor)
-    p = mufu_exp2(s * factor - new_max[:, :, None])
+    new_max = gl.maximum(row_max, held(gl.max(s, 2), row_max.shape[1]) * factor)
+    s = held(s, row_max.shape[1])
+    p = mufu_exp2(s * factor - gl.convert_layout(new_max, gl.SliceLayout(2, s.type.layout))[:, :, None])
     correction = mufu_exp2(row_max - new_max)
     sums = partial_sums(p)
     row_sums = row_sums * gl.convert_layout(correction, gl.SliceLayout(2, row_sums.type.layout))[:, :, None] + sums
-    return p, correction, new_max, row_sums
+    return p, tile_of_held(correction, 1.0, WARP_ROWS), new_max, row_sums
 
 
 @gluon.jit
@@ -773,7 +798,7 @@ def values_of(ring, n):
 def taken_in(s, values, state, factor):
     """The state with keys of masked scores and their values: O = O * correction + P V."""
     p, correction, new_max, row_sums = weighed(s, state, factor)
-    p = gl.convert_layout(p.to(values[0].dtype), LEFT)
+    p = tile_of_held(p.to(values[0].dtype), 0.0, LEFT)
     made = ()
     for i in gl.static_range(V_PIECES):
         made = made + (mma_v2(p, values_of_warps(values[i]), state[2][i] * correction[:, :, None]),)
@@ -806,23 +831,12 @@ def attend(
 
 
 @gluon.jit
-def held(x, HELD: gl.constexpr):
-    """Of (warp, row, ...) the first HELD rows: those that sequences of the launch may have."""
-    if HELD < TILE_M:
-        if len(x.shape) == 2:
-            x, _ = gl.split(gl.permute(gl.reshape(x, [WARPS, 2, HELD]), (0, 2, 1)))
-        else:
-            x, _ = gl.split(gl.permute(gl.reshape(x, [WARPS, 2, HELD, x.shape[2]]), (0, 2, 3, 1)))
-    return x
-
-
-@gluon.jit
 def together(state, ring):
     """The state of a tile from those of its warps, always in their order."""
     row_max, row_sums, o = state
     rows: gl.constexpr = ring.stats.shape[2]
-    ring.stats.index(0).store(held(row_max, rows))
-    ring.stats.index(1).store(held(gl.sum(row_sums, 2), rows))
+    ring.stats.index(0).store(row_max)
+    ring.stats.index(1).store(gl.sum(row_sums, 2))
     for i in gl.static_range(V_PIECES):
         ring.parts.index(i).store(held(o[i], rows))
     maxima = ring.stats.index(0).load(gl.SliceLayout(2, PARTS))
@@ -887,12 +901,12 @@ def got(sums, level, kept):
 @gluon.jit
 def put_nothing(sums, level):
     """Keep the state of rows of no keys."""
-    rows: gl.constexpr = sums.shape[1]
+    HELD: gl.constexpr = sums.shape[1]
     o = ()
     for _ in gl.static_range(V_PIECES):
-        o = o + (gl.zeros([rows, COLUMNS], gl.float32, layout=gl.SliceLayout(0, PARTS)),)
-    lowest = gl.full([rows], LOWEST, gl.float32, layout=OUT_ROWS)
-    return put(sums, level, (lowest, gl.zeros([rows], gl.float32, layout=OUT_ROWS), o))
+        o = o + (gl.zeros([HELD, COLUMNS], gl.float32, layout=gl.SliceLayout(0, PARTS)),)
+    lowest = gl.full([HELD], LOWEST, gl.float32, layout=OUT_ROWS)
+    return put(sums, level, (lowest, gl.zeros([HELD], gl.float32, layout=OUT_ROWS), o))
 
 
 @gluon.jit
@@ -1072,7 +1086,8 @@ def attend_split(
 ):
     """(the state of rows of the keys of one split, number of the next block)."""
     row_max = gl.full([WARPS, TILE_M], LOWEST, gl.float32, layout=WARP_ROWS)  # in base 2, of the keys of each warp
-    row_sums = partial_sums(gl.zeros([WARPS, TILE_M, WARP_KEYS], gl.float32, layout=SCORES))
+    row_max = held(row_max, ring.stats.shape[2])
+    row_sums = partial_sums(held(gl.zeros([WARPS, TILE_M, WARP_KEYS], gl.float32, layout=SCORES), ring.stats.shape[2]))
     o = ()
     for _ in gl.static_range(V_PIECES):
         o = o + (gl.zeros([WARPS, TILE_M, COLUMNS], gl.float32, layout=SCORES),)
@@ -1329,7 +1344,7 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
         eighths_v,
     )
     scratch = Scratch(partials, arrived, count * heads_kv * split_tiles, split_bound, slot_rows, split_tiles)
-    in_flight: gl.constexpr = SLOTS if DIRECT else DEALT_SLOTS
+    in_flight: gl.constexpr = SLOTS if DIRECT else BESIDE_SLOTS if BESIDE % 2 == 1 else DEALT_SLOTS
     k, k_boxes = allocate_blocks(k_desc, QK_PIECES, in_flight)
     v, v_boxes = allocate_blocks(v_desc, V_PIECES, in_flight)
     # Rows of 16-byte units that rows of a tile turn, so that threads of a warp write to different banks.

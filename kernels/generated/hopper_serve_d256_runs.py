@@ -11,7 +11,7 @@ its splits in their order: what a sequence gets depends on it alone.  Runs on sm
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_serving_runs", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "serve",
-    "variant": "family=serving-hopper-runs,tile_n=64,kv_stages=2,split_keys=512,split_keys_of_many=512,many_heads=8,whole_keys=1024,most_splits=128,most_items=132,merged=16,planned=128,programs=1,dealt_stages=2,shrinks=true",
+    "variant": "family=serving-hopper-runs,tile_n=64,kv_stages=2,split_keys=512,split_keys_of_many=512,many_heads=8,whole_keys=1024,most_splits=128,most_items=132,merged=16,planned=128,programs=1,dealt_stages=2,beside_stages=0,shrinks=true",
     "workload": {"batch": 2, "heads_q": 32, "heads_kv": 8, "seqlen_q": 1, "seqlen_k": 8192, "head_dim_qk": 256, "head_dim_v": 256, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -70,7 +70,7 @@ DIRECT_OPTIONS = {**OPTIONS, "maxnreg": 248}
 #: Whether a launch may let the one for other rows that comes after begin before it ends.
 LEADS = True
 #: Keys and values are read once: up to so many bytes of them are worth copying with the policy by which they leave L2 first.
-ONCE_BYTES = 200_000_000
+ONCE_BYTES = 200000000
 
 # Keys of a block are dealt to the WARPS, which multiply them apart (mma.sync): warp, row, key or column.
 WARPS, WARP_KEYS = gl.constexpr(4), gl.constexpr(16)
@@ -668,6 +668,29 @@ def read_q(item, rows, batch, ONE: gl.constexpr):
 
 
 @gluon.jit
+def held(x, HELD: gl.constexpr):
+    """Of (warp, row, ...) the first HELD rows: those that sequences of the launch may have."""
+    if HELD < x.shape[1]:
+        if len(x.shape) == 2:
+            x, _ = gl.split(gl.permute(gl.reshape(x, [WARPS, 2, HELD]), (0, 2, 1)))
+        else:
+            x, _ = gl.split(gl.permute(gl.reshape(x, [WARPS, 2, HELD, x.shape[2]]), (0, 2, 3, 1)))
+    return x
+
+
+@gluon.jit
+def tile_of_held(x, rest: gl.constexpr, layout: gl.constexpr):
+    """(warp, row, ...) of a whole tile from the rows that are `held`; ``rest`` in the others."""
+    if x.shape[1] < TILE_M:
+        x = gl.join(x, gl.full_like(x, rest))
+        if len(x.shape) == 3:
+            x = gl.reshape(gl.permute(x, (0, 2, 1)), [WARPS, TILE_M])
+        else:
+            x = gl.reshape(gl.permute(x, (0, 3, 1, 2)), [WARPS, TILE_M, x.shape[2]])
+    return gl.convert_layout(x, layout)
+
+
+@gluon.jit
 def for_each_warp(read):
     """A piece of Q for each warp."""
     x = gl.expand_dims(gl.convert_layout(read, gl.SliceLayout(0, LEFT)), 0)
@@ -701,7 +724,7 @@ def clear_rows(ring, n, count):
 @gluon.jit
 def partial_sums(p):
     """Sums over the keys that one thread holds."""
-    return gl.sum(gl.sum(gl.reshape(p, [WARPS, TILE_M, WARP_KEYS // 8, 4, 2]), axis=4), axis=2)
+    return gl.sum(gl.sum(gl.reshape(p, [WARPS, p.shape[1], WARP_KEYS // 8, 4, 2]), axis=4), axis=2)
 
 
 @gluon.jit
@@ -740,12 +763,13 @@ def masked(
 def weighed(s, state, factor):
     """(P of masked scores, what the sums before are worth, maxima and sums with these keys): online softmax in base 2."""
     row_max, row_sums, _ = state
-    new_max = gl.maximum(row_max, gl.max(s, 2) * factor)
-    p = mufu_exp2(s * factor - new_max[:, :, None])
+    new_max = gl.maximum(row_max, held(gl.max(s, 2), row_max.shape[1]) * factor)
+    s = held(s, row_max.shape[1])
+    p = mufu_exp2(s * factor - gl.convert_layout(new_max, gl.SliceLayout(2, s.type.layout))[:, :, None])
     correction = mufu_exp2(row_max - new_max)
     sums = partial_sums(p)
     row_sums = row_sums * gl.convert_layout(correction, gl.SliceLayout(2, row_sums.type.layout))[:, :, None] + sums
-    return p, correction, new_max, row_sums
+    return p, tile_of_held(correction, 1.0, WARP_ROWS), new_max, row_sums
 
 
 @gluon.jit
@@ -778,7 +802,7 @@ def attend(
     s = scores(q, first_piece, ring, n, key, item)
     s = masked(s, key, first_key, last_key, whole_begin, whole_end, scale_log2, cap_log2, CAPPED, ONE)
     p, correction, new_max, row_sums = weighed(s, state, 1.0 if CAPPED else scale_log2)
-    p = gl.convert_layout(p.to(ring.v.dtype), LEFT)
+    p = tile_of_held(p.to(ring.v.dtype), 0.0, LEFT)
     made = ()
     for i in gl.static_range(V_PIECES):
         values = ring.v.index(n % ring.full.shape[0] * V_PIECES + i).load(V_READ)
@@ -788,23 +812,12 @@ def attend(
 
 
 @gluon.jit
-def held(x, HELD: gl.constexpr):
-    """Of (warp, row, ...) the first HELD rows: those that sequences of the launch may have."""
-    if HELD < TILE_M:
-        if len(x.shape) == 2:
-            x, _ = gl.split(gl.permute(gl.reshape(x, [WARPS, 2, HELD]), (0, 2, 1)))
-        else:
-            x, _ = gl.split(gl.permute(gl.reshape(x, [WARPS, 2, HELD, x.shape[2]]), (0, 2, 3, 1)))
-    return x
-
-
-@gluon.jit
 def together(state, ring):
     """The state of a tile from those of its warps, always in their order."""
     row_max, row_sums, o = state
     rows: gl.constexpr = ring.stats.shape[2]
-    ring.stats.index(0).store(held(row_max, rows))
-    ring.stats.index(1).store(held(gl.sum(row_sums, 2), rows))
+    ring.stats.index(0).store(row_max)
+    ring.stats.index(1).store(gl.sum(row_sums, 2))
     maxima = ring.stats.index(0).load(gl.SliceLayout(2, PARTS))
     new_max = gl.max(maxima, 0)
     weight = mufu_exp2(maxima - new_max[None, :])
@@ -870,12 +883,12 @@ def got(sums, level, kept):
 @gluon.jit
 def put_nothing(sums, level):
     """Keep the state of rows of no keys."""
-    rows: gl.constexpr = sums.shape[1]
+    HELD: gl.constexpr = sums.shape[1]
     o = ()
     for _ in gl.static_range(V_PIECES):
-        o = o + (gl.zeros([rows, COLUMNS], gl.float32, layout=gl.SliceLayout(0, PARTS)),)
-    lowest = gl.full([rows], LOWEST, gl.float32, layout=OUT_ROWS)
-    return put(sums, level, (lowest, gl.zeros([rows], gl.float32, layout=OUT_ROWS), o))
+        o = o + (gl.zeros([HELD, COLUMNS], gl.float32, layout=gl.SliceLayout(0, PARTS)),)
+    lowest = gl.full([HELD], LOWEST, gl.float32, layout=OUT_ROWS)
+    return put(sums, level, (lowest, gl.zeros([HELD], gl.float32, layout=OUT_ROWS), o))
 
 
 @gluon.jit
@@ -1055,7 +1068,8 @@ def attend_split(
 ):
     """(the state of rows of the keys of one split, number of the next block)."""
     row_max = gl.full([WARPS, TILE_M], LOWEST, gl.float32, layout=WARP_ROWS)  # in base 2, of the keys of each warp
-    row_sums = partial_sums(gl.zeros([WARPS, TILE_M, WARP_KEYS], gl.float32, layout=SCORES))
+    row_max = held(row_max, ring.stats.shape[2])
+    row_sums = partial_sums(held(gl.zeros([WARPS, TILE_M, WARP_KEYS], gl.float32, layout=SCORES), ring.stats.shape[2]))
     o = ()
     for _ in gl.static_range(V_PIECES):
         o = o + (gl.zeros([WARPS, TILE_M, COLUMNS], gl.float32, layout=SCORES),)

@@ -12,7 +12,7 @@ order: what a sequence gets depends on it alone.  Runs on sm_90a with triton and
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_serving_runs_e4m3", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "serve",
-    "variant": "family=serving-hopper-runs-e4m3,tile_n=128,kv_stages=4,split_keys=1024,split_keys_of_many=1024,many_heads=8,whole_keys=1024,most_splits=128,most_items=132,merged=16,planned=128,programs=2,dealt_stages=8,shrinks=false,cache_bits=8",
+    "variant": "family=serving-hopper-runs-e4m3,tile_n=128,kv_stages=4,split_keys=1024,split_keys_of_many=1024,many_heads=8,whole_keys=1024,most_splits=128,most_items=132,merged=16,planned=128,programs=2,dealt_stages=8,beside_stages=0,shrinks=false,cache_bits=8",
     "workload": {"batch": 2, "heads_q": 128, "heads_kv": 32, "seqlen_q": 1, "seqlen_k": 8192, "head_dim_qk": 64, "head_dim_v": 64, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -69,8 +69,6 @@ PROGRAMS = 2
 DIRECT_OPTIONS = {**OPTIONS, "maxnreg": 128}
 #: Whether a launch may let the one for other rows that comes after begin before it ends.
 LEADS = True
-#: Keys and values are read once: up to so many bytes of them are worth copying with the policy by which they leave L2 first.
-ONCE_BYTES = 200_000_000
 
 # Keys of a block are dealt to the WARPS of a warpgroup, which multiply them apart (mma.sync): warp, row, key or column.
 WARPS, WARP_KEYS = gl.constexpr(4), gl.constexpr(32)
@@ -798,25 +796,13 @@ def attend(
 
 
 @gluon.jit
-def held(x, HELD: gl.constexpr):
-    """Of (warp, row, ...) the first HELD rows: those that sequences of the launch may have."""
-    if HELD < TILE_M:
-        if len(x.shape) == 2:
-            x, _ = gl.split(gl.permute(gl.reshape(x, [WARPS, 2, HELD]), (0, 2, 1)))
-        else:
-            x, _ = gl.split(gl.permute(gl.reshape(x, [WARPS, 2, HELD, x.shape[2]]), (0, 2, 3, 1)))
-    return x
-
-
-@gluon.jit
 def together(state, ring):
     """The state of a tile from those of its warps, always in their order."""
     row_max, row_sums, o = state
-    rows: gl.constexpr = ring.stats.shape[2]
-    ring.stats.index(0).store(held(row_max, rows))
-    ring.stats.index(1).store(held(gl.sum(row_sums, 2), rows))
+    ring.stats.index(0).store(row_max)
+    ring.stats.index(1).store(gl.sum(row_sums, 2))
     for i in gl.static_range(V_PIECES):
-        ring.parts.index(i).store(held(output_columns(o[i]), rows))
+        ring.parts.index(i).store(output_columns(o[i]))
     maxima = ring.stats.index(0).load(gl.SliceLayout(2, PARTS))
     new_max = gl.max(maxima, 0)
     weight = mufu_exp2(maxima - new_max[None, :])
@@ -879,12 +865,11 @@ def got(sums, level, kept):
 @gluon.jit
 def put_nothing(sums, level):
     """Keep the state of rows of no keys."""
-    rows: gl.constexpr = sums.shape[1]
     o = ()
     for _ in gl.static_range(V_PIECES):
-        o = o + (gl.zeros([rows, COLUMNS], gl.float32, layout=gl.SliceLayout(0, PARTS)),)
-    lowest = gl.full([rows], LOWEST, gl.float32, layout=OUT_ROWS)
-    return put(sums, level, (lowest, gl.zeros([rows], gl.float32, layout=OUT_ROWS), o))
+        o = o + (gl.zeros([TILE_M, COLUMNS], gl.float32, layout=gl.SliceLayout(0, PARTS)),)
+    lowest = gl.full([TILE_M], LOWEST, gl.float32, layout=OUT_ROWS)
+    return put(sums, level, (lowest, gl.zeros([TILE_M], gl.float32, layout=OUT_ROWS), o))
 
 
 @gluon.jit
@@ -1166,7 +1151,7 @@ def attend_item(
                 of_group = put(ring.sums, 1, folded(got(ring.sums, 1, of_group), state))
             whole = put(ring.sums, 0, folded(got(ring.sums, 0, whole), got(ring.sums, 1, of_group)))
         found = got(ring.sums, 0, whole)
-    row = gl.arange(0, ring.stats.shape[2], layout=OUT_ROWS)
+    row = gl.arange(0, TILE_M, layout=OUT_ROWS)
     there = item.tile * TILE_M + row < item.q_len * batch.group
     if item.stop - item.split == item.splits:
         finish(found, row, there, item, batch, rows, ONE)
@@ -1236,13 +1221,12 @@ def attend_role(
         "sms",
     ]
 )
-def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table, slots, k_scales,
-              v_scales, partials, arrived, stride_qb, stride_qs, stride_qh, stride_ob, stride_os,
-              stride_oh, stride_lb, stride_ls, stride_lh, stride_table, stride_kb, stride_kg, stride_vb,
-              stride_vg, count, heads_kv, group, seqlen_q, seqlen_k, split_bits, split_log2, left, right,
-              rows_min, rows_max, split_bound, slot_rows, split_tiles, sms, scale_log2, cap_log2, PAGE:
-              gl.constexpr, CAPPED: gl.constexpr, ONE: gl.constexpr, PLANNED: gl.constexpr, DIRECT:
-              gl.constexpr, ROWS: gl.constexpr, HELD: gl.constexpr, BESIDE: gl.constexpr):  # fmt: skip
+def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table, slots, k_scales, v_scales, partials,
+              arrived, stride_qb, stride_qs, stride_qh, stride_ob, stride_os, stride_oh, stride_lb, stride_ls,
+              stride_lh, stride_table, stride_kb, stride_kg, stride_vb, stride_vg, count, heads_kv, group, seqlen_q,
+              seqlen_k, split_bits, split_log2, left, right, rows_min, rows_max, split_bound, slot_rows, split_tiles,
+              sms, scale_log2, cap_log2, PAGE: gl.constexpr, CAPPED: gl.constexpr, ONE: gl.constexpr, PLANNED:
+              gl.constexpr, DIRECT: gl.constexpr, ROWS: gl.constexpr, BESIDE: gl.constexpr):  # fmt: skip
     """Allocate, set up the barriers, and start the roles: of DIRECT launches a program has the item with its number, if there is one,
     otherwise takes items of the batch until there are none."""
     if BESIDE % 2 == 1:
@@ -1299,12 +1283,12 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
     v, v_boxes = allocate_blocks(v_desc, V_PIECES, in_flight)
     # Rows of 16-byte units that rows of a tile turn, so that threads of a warp write to different banks.
     parts = gl.allocate_shared_memory(
-        gl.float32, [V_PIECES, WARPS, HELD, COLUMNS], gl.SwizzledSharedLayout(4, 1, 8, [2, 1, 0])
+        gl.float32, [V_PIECES, WARPS, TILE_M, COLUMNS], gl.SwizzledSharedLayout(4, 1, 8, [2, 1, 0])
     )
-    stats = gl.allocate_shared_memory(gl.float32, [2, WARPS, HELD], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    stats = gl.allocate_shared_memory(gl.float32, [2, WARPS, TILE_M], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     # What a program has of all its splits, and of a group of them.
     sums = gl.allocate_shared_memory(
-        gl.float32, [2 * V_PIECES, HELD, COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        gl.float32, [2 * V_PIECES, TILE_M, COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     )
     # Copies of K and of V say each of a slot what is to come.
     ring = Ring(k, k_boxes, v, v_boxes, barriers(in_flight, 2), barriers(in_flight), parts, stats, sums)
@@ -1417,16 +1401,7 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
     one = seqlen_q == 1 and group <= tile_m
     direct = seqlen_q * group <= tile_m and batch * heads_kv * splits <= PROGRAMS * sms
     planned = FEW_PLANNED if direct or batch <= FEW_PLANNED else MANY_PLANNED
-    flags = (
-        page,
-        capped,
-        one,
-        planned,
-        direct,
-        FEW_MERGED if seqlen_q * group <= FEW_MERGED else MANY_MERGED,
-        8 if seqlen_q * group <= 8 else tile_m,
-        beside,
-    )
+    flags = page, capped, one, planned, direct, FEW_MERGED if seqlen_q * group <= FEW_MERGED else MANY_MERGED, beside
     return (heads_kv, splits, batch) if direct else (max(1, min(items, sms)), 1, 1), arguments, flags
 
 

@@ -17,7 +17,7 @@ from tilecast.model.kernel.variants.hopper import runs as hopper_runs
 from tilecast.model.kernel.variants.hopper import serving as hopper_serving
 from tilecast.model.kernel.variants.hopper.mla import HopperMlaVariant
 from tilecast.model.kernel.variants.hopper.prefill import HopperPrefillVariant
-from tilecast.model.kernel.variants.hopper.runs import Runs, Shared, programs_beside, runs_of
+from tilecast.model.kernel.variants.hopper.runs import Runs, Shared, programs_beside, runs_of, second_gains
 from tilecast.model.kernel.variants.hopper.serving import (
     HopperRunsVariant,
     HopperServingE4m3Variant,
@@ -212,7 +212,7 @@ def forward_of(variant: StepVariant, heads: Workload) -> Fa3Variant | None:
 
 def in_turn(variant: StepVariant, dealt: Dealing) -> StepVariant:
     """The variant whose loop programs of a launch run: one program of an SM that takes runs of splits has rings of its own."""
-    return variant if dealt.runs is None else _CLASSES[variant.family].in_turn(variant)
+    return variant if dealt.runs is None else _CLASSES[variant.family].in_turn(variant, bool(dealt.some))
 
 
 def splitting(variant: StepVariant, keys: int) -> StepVariant:
@@ -235,8 +235,8 @@ class _Class:
     split_knobs: tuple[str, ...] = ()
     #: What a launch makes of it for a batch.
     launched: Callable[[Dealing, Batch, int], Dealing] = lambda dealt, _batch, _sms: dealt
-    #: The variant whose loop programs run that take runs of splits.
-    in_turn: Callable[[Any], Any] = lambda variant: variant
+    #: The variant whose loop programs run that take runs of splits, or do so beside a launch that has the other SMs.
+    in_turn: Callable[[Any, bool], Any] = lambda variant, _beside: variant
     #: Whether its kernels take heads of fewer columns than their own, as if they were as wide.
     narrower: bool = False
     #: The variant of forward kernels whose loop its kernels have.
@@ -293,7 +293,8 @@ def _runs_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
     sequences = tuple(dealt.shared(q, k, batch.heads) for q, k in batch.lengths if dealt.takes(q * group))
     some = 0
     if dealt.beside:
-        some = programs_beside(sequences, _others(dealt, batch), sms, work.heads_kv, dealt.fold)
+        gains = second_gains(batch.heads.head_dim_qk)
+        some = programs_beside(sequences, _others(dealt, batch), sms, work.heads_kv, dealt.fold, gains)
     runs = runs_of(sequences, some or sms, work.heads_kv, dealt.fold, dealt.shrinks)
     return replace(dealt, runs=runs, programs=1, counts=shares_of(len(batch.lengths)), some=some if some < sms else 0)
 
@@ -457,8 +458,8 @@ def _runs_loop(w: Workload, v: HopperRunsVariant, m: Machine, _page: int, progra
     return apart.build(w, v, m, shared, v.programs if programs is None else programs)
 
 
-def _one_program(v: HopperRunsVariant) -> HopperRunsVariant:
-    return replace(v, kv_stages=v.dealt_stages, programs=1)
+def _one_program(v: HopperRunsVariant, beside: bool) -> HopperRunsVariant:
+    return replace(v, kv_stages=(beside and v.beside_stages) or v.dealt_stages, programs=1)
 
 
 def _mla_loop(w: Workload, v: HopperMlaVariant, m: Machine, _page: int, _programs: int | None) -> Pipeline:

@@ -244,6 +244,8 @@ class HopperRunsVariant(HopperServingVariant):
     programs: int = 2
     #: Blocks in flight of the one program of an SM that takes items in turn.
     dealt_stages: int = 3
+    #: The same beside a launch that has the other SMs; 0: as many.
+    beside_stages: int = 0
     #: Whether runs become shorter towards the end of a launch whose rounds are not nearly full; else it takes splits one by one.
     shrinks: bool = True
 
@@ -302,7 +304,8 @@ def legality_runs(variant: HopperRunsVariant, workload: Workload, machine: Machi
         one += tile  # Q, for which O leaves no registers
     several = variant.programs * (one + margin) + (variant.programs - 1) * _KEPT_BACK
     sums = 2 * 4 * ROWS_E4M3 * workload.head_dim_v
-    of_groups = shared_bytes_runs(variant, workload, variant.dealt_stages) + Q_SLOTS_RUNS * tile + sums + _MARGIN
+    dealt = max(variant.dealt_stages, variant.beside_stages)
+    of_groups = shared_bytes_runs(variant, workload, dealt) + Q_SLOTS_RUNS * tile + sums + _MARGIN
     return fits(variant.family, max(several, of_groups) - _MARGIN, machine)
 
 
