@@ -12,7 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_COPY = re.compile(r"(cp\.async\.bulk\.tensor\.\dd\.shared::(?:cluster|cta)\.global\.mbarrier::complete_tx::bytes)( \[[^;]*\]);")
+_COPY = re.compile(
+    r"(cp\.async\.bulk\.tensor\.\dd\.shared::(?:cluster|cta)\.global\.mbarrier::complete_tx::bytes)( \[[^;]*\]);"
+)
 _BODY = re.compile(r"(?:\.entry|\.func)\s[^{;]*\{")
 _POLICY = "\n\t.reg .b64 \t%evict_first;\n\tcreatepolicy.fractional.L2::evict_first.b64 \t%evict_first, 1.0;"
 

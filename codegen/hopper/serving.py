@@ -21,6 +21,7 @@ from tilecast.model.kernel.variants.hopper.serving import (
     Q_SLOTS_RUNS,
     ROWS,
     ROWS_E4M3,
+    ROWS_HELD,
     HopperRunsVariant,
     HopperServingE4m3Variant,
     HopperServingVariant,
@@ -248,8 +249,8 @@ class HopperRunsKernel(HopperServingKernel):
     runs: ClassVar[bool] = True
     worker_warps: ClassVar[tuple[int, ...]] = (1,)
     last_constants: ClassVar[tuple[str, ...]] = ("DIRECT", "ROWS", "HELD")
-    #: Rows of a tile that programs keep of what they have, where no sequence has more: half of those that mma.sync multiplies.
-    few_held: ClassVar[int] = ROWS_E4M3 // 2
+    #: Rows of a tile that programs keep of what they have, where no sequence has more.
+    few_held: ClassVar[int] = ROWS_HELD
     #: Rows that they keep, by name.
     held: ClassVar[str] = "HELD"
     #: Bytes of keys and values of a launch that are worth having leave L2 first: beyond, an H200 took 3 % longer
@@ -337,7 +338,7 @@ def context_runs(variant: HopperRunsVariant, workload: Workload) -> HopperRunsKe
         resident=variant.programs,
         fold=variant.fold,
         dealt_stages=variant.dealt_stages,
-        beside_stages=variant.beside_stages or variant.dealt_stages,
+        beside_stages=max(variant.beside_stages, variant.dealt_stages),
         shrinks=variant.shrinks,
         direct_rounds=variant.direct_rounds,
     )

@@ -55,8 +55,8 @@ FEW_PLANNED, MANY_PLANNED = 32, 128  # sequences that a program looks at togethe
 # around its loop, in blocks; what items take less where pairs of SMs have two programs, and the least they come to; what runs of FOLD splits
 # take longer than runs of MERGED; how much later may end what is taken because it has fewer programs.
 FEW_ROWS, OTHER_ROWS = gl.constexpr(64), gl.constexpr(128)
-OTHER_PACE, OTHER_AROUND = gl.constexpr(1.37), gl.constexpr(16)
-SECOND_GAINS, LEAST_SHARE = gl.constexpr(0.05), gl.constexpr(0.97)
+OTHER_PACE, OTHER_AROUND = gl.constexpr(1.1), gl.constexpr(16)
+SECOND_GAINS, LEAST_SHARE = gl.constexpr(0.42), gl.constexpr(0.75)
 SHORT_RUNS, NEARLY = gl.constexpr(1.125), gl.constexpr(1.02)
 FAR = gl.constexpr(1 << 29)  # more keys than a sequence has, more pages than a pool
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # finite, so that a row that saw no key yet never computes inf - inf

@@ -12,7 +12,7 @@ order: what a sequence gets depends on it alone.  Runs on sm_90a with triton and
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_serving_runs_e4m3", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "serve",
-    "variant": "family=serving-hopper-runs-e4m3,tile_n=128,kv_stages=2,split_keys=1024,split_keys_of_many=1024,many_heads=8,whole_keys=1024,most_splits=128,most_items=132,merged=16,planned=128,programs=2,dealt_stages=4,beside_stages=0,shrinks=false,cache_bits=8",
+    "variant": "family=serving-hopper-runs-e4m3,tile_n=128,kv_stages=2,split_keys=1024,split_keys_of_many=1024,many_heads=8,whole_keys=1024,most_splits=128,most_items=132,merged=16,planned=128,programs=2,dealt_stages=4,beside_stages=1,shrinks=false,cache_bits=8",
     "workload": {"batch": 2, "heads_q": 64, "heads_kv": 16, "seqlen_q": 1, "seqlen_k": 8192, "head_dim_qk": 128, "head_dim_v": 128, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -55,8 +55,8 @@ FEW_PLANNED, MANY_PLANNED = 32, 128  # sequences that a program looks at togethe
 # around its loop, in blocks; what items take less where pairs of SMs have two programs, and the least they come to; what runs of FOLD splits
 # take longer than runs of MERGED; how much later may end what is taken because it has fewer programs.
 FEW_ROWS, OTHER_ROWS = gl.constexpr(64), gl.constexpr(128)
-OTHER_PACE, OTHER_AROUND = gl.constexpr(1.37), gl.constexpr(8)
-SECOND_GAINS, LEAST_SHARE = gl.constexpr(0.05), gl.constexpr(0.97)
+OTHER_PACE, OTHER_AROUND = gl.constexpr(1.1), gl.constexpr(8)
+SECOND_GAINS, LEAST_SHARE = gl.constexpr(0.42), gl.constexpr(0.75)
 SHORT_RUNS, NEARLY = gl.constexpr(1.125), gl.constexpr(1.02)
 FAR = gl.constexpr(1 << 29)  # more keys than a sequence has, more pages than a pool
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # finite, so that a row that saw no key yet never computes inf - inf

@@ -11,7 +11,7 @@ its splits in their order: what a sequence gets depends on it alone.  Runs on sm
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_serving_runs", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "serve",
-    "variant": "family=serving-hopper-runs,tile_n=64,kv_stages=2,split_keys=512,split_keys_of_many=512,many_heads=8,whole_keys=1024,most_splits=128,most_items=132,merged=16,planned=128,programs=2,dealt_stages=3,beside_stages=0,shrinks=true",
+    "variant": "family=serving-hopper-runs,tile_n=64,kv_stages=2,split_keys=512,split_keys_of_many=512,many_heads=8,whole_keys=1024,most_splits=128,most_items=132,merged=16,planned=128,programs=2,dealt_stages=3,beside_stages=1,shrinks=true",
     "workload": {"batch": 2, "heads_q": 64, "heads_kv": 16, "seqlen_q": 1, "seqlen_k": 8192, "head_dim_qk": 192, "head_dim_v": 128, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ its splits in their order: what a sequence gets depends on it alone.  Runs on sm
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_serving_runs", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "serve",
-    "variant": "family=serving-hopper-runs,tile_n=128,kv_stages=2,split_keys=512,split_keys_of_many=512,many_heads=8,whole_keys=1024,most_splits=128,most_items=132,merged=16,planned=128,programs=2,dealt_stages=3,beside_stages=0,shrinks=true",
+    "variant": "family=serving-hopper-runs,tile_n=128,kv_stages=2,split_keys=512,split_keys_of_many=512,many_heads=8,whole_keys=1024,most_splits=128,most_items=132,merged=16,planned=128,programs=2,dealt_stages=3,beside_stages=5,shrinks=true",
     "workload": {"batch": 2, "heads_q": 128, "heads_kv": 32, "seqlen_q": 1, "seqlen_k": 8192, "head_dim_qk": 64, "head_dim_v": 64, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -35,6 +35,7 @@ TILE_M = gl.constexpr(16)  # rows of a tile: the query heads that share a key he
 TILE_N = gl.constexpr(128)  # keys of a block
 SLOTS = gl.constexpr(2)  # blocks of K and V that are in flight
 DEALT_SLOTS = gl.constexpr(3)  # the same where a program takes items in turn
+BESIDE_SLOTS = gl.constexpr(5)  # and where some of the programs do while the next launch has the other SMs
 Q_SLOTS = gl.constexpr(4)  # items of which the load warp has told, with their Q, and no warp has read
 FACTS = gl.constexpr(7)  # numbers that it tells of an item
 COLUMNS = gl.constexpr(64)  # columns of a piece of a block: 128 bytes, the widest row that shared memory swizzles
@@ -1339,7 +1340,7 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
         eighths_v,
     )
     scratch = Scratch(partials, arrived, count * heads_kv * split_tiles, split_bound, slot_rows, split_tiles)
-    in_flight: gl.constexpr = SLOTS if DIRECT else DEALT_SLOTS
+    in_flight: gl.constexpr = SLOTS if DIRECT else BESIDE_SLOTS if BESIDE % 2 == 1 else DEALT_SLOTS
     k, k_boxes = allocate_blocks(k_desc, QK_PIECES, in_flight)
     v, v_boxes = allocate_blocks(v_desc, V_PIECES, in_flight)
     # Rows of 16-byte units that rows of a tile turn, so that threads of a warp write to different banks.

@@ -12,7 +12,7 @@ order: what a sequence gets depends on it alone.  Runs on sm_90a with triton and
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_serving_runs_e4m3", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "serve",
-    "variant": "family=serving-hopper-runs-e4m3,tile_n=128,kv_stages=4,split_keys=1024,split_keys_of_many=1024,many_heads=8,whole_keys=1024,most_splits=128,most_items=132,merged=16,planned=128,programs=2,dealt_stages=8,beside_stages=0,shrinks=false,cache_bits=8",
+    "variant": "family=serving-hopper-runs-e4m3,tile_n=128,kv_stages=4,split_keys=1024,split_keys_of_many=1024,many_heads=8,whole_keys=1024,most_splits=128,most_items=132,merged=16,planned=128,programs=2,dealt_stages=8,beside_stages=1,shrinks=false,cache_bits=8",
     "workload": {"batch": 2, "heads_q": 128, "heads_kv": 32, "seqlen_q": 1, "seqlen_k": 8192, "head_dim_qk": 64, "head_dim_v": 64, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ from tilecast.model.kernel.variants.hopper import runs as hopper_runs
 from tilecast.model.kernel.variants.hopper import serving as hopper_serving
 from tilecast.model.kernel.variants.hopper.mla import HopperMlaVariant
 from tilecast.model.kernel.variants.hopper.prefill import HopperPrefillVariant
-from tilecast.model.kernel.variants.hopper.runs import Runs, Shared, programs_beside, runs_of, second_gains
+from tilecast.model.kernel.variants.hopper.runs import Runs, Shared, programs_beside, runs_of
 from tilecast.model.kernel.variants.hopper.serving import (
     HopperRunsVariant,
     HopperServingE4m3Variant,
@@ -34,6 +34,7 @@ from tilecast.model.step.batch import Batch
 from tilecast.model.step.costs.around import (
     COPY_ENGINE,
     COPY_ENGINE_E4M3,
+    COPY_ENGINE_HALF_RUNS,
     COPY_ENGINE_RUNS,
     LATENT,
     LATENT_RUNS,
@@ -128,6 +129,9 @@ class Dealing:
     fold: int = 0
     shrinks: bool = True
     runs: Runs | None = None
+    #: Queries of the longest sequence, as far as they fit a tile, and rows up to which a launch keeps no more of its tiles; 0: it keeps all.
+    queries: int = 1
+    half_rows: int = 0
     #: Whether each split that a sequence may have has a program of its own, and rounds of programs up to which it has.
     direct: bool = False
     rounds: int = 1
@@ -276,7 +280,7 @@ def _runs(v: HopperRunsVariant, heads: Workload) -> Dealing:
     rows = hopper_serving.ROWS_E4M3
     return replace(
         _hopper(v, heads), most_rows=rows, tile_m=rows, programs=v.programs, merges_beside=False, counts=COPY_ENGINE_RUNS, fold=v.fold,
-        shrinks=v.shrinks, follows=False, rounds=v.direct_rounds,
+        shrinks=v.shrinks, follows=False, rounds=v.direct_rounds, half_rows=0 if v.narrow else hopper_serving.ROWS_HELD,
     )  # fmt: skip
 
 
@@ -284,19 +288,21 @@ def _runs_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
     """Each split has a program where all that there may be fit on the device at once, or in two rounds; otherwise there is a program to an SM, which takes runs
     of a sequence's splits until there are none."""
     work, group = batch.workload(), batch.heads.group_size
+    dealt = replace(dealt, queries=max(1, min(work.seqlen_q, dealt.tile_m // group)))
+    half = work.seqlen_q * group <= dealt.half_rows
     splits = 1 if work.seqlen_k <= dealt.whole_keys else min(dealt.most_splits, -(-work.seqlen_k // dealt.split_keys))
     if (
         work.seqlen_q * group <= dealt.tile_m
         and len(batch.lengths) * work.heads_kv * splits <= dealt.rounds * dealt.programs * sms
     ):
-        return replace(dealt, direct=True)
+        return replace(dealt, direct=True, counts=COPY_ENGINE_HALF_RUNS if half else dealt.counts)
     sequences = tuple(dealt.shared(q, k, batch.heads) for q, k in batch.lengths if dealt.takes(q * group))
     some = 0
     if dealt.beside:
-        gains = second_gains(batch.heads.head_dim_qk)
-        some = programs_beside(sequences, _others(dealt, batch), sms, work.heads_kv, dealt.fold, gains)
+        some = programs_beside(sequences, _others(dealt, batch), sms, work.heads_kv, dealt.fold)
     runs = runs_of(sequences, some or sms, work.heads_kv, dealt.fold, dealt.shrinks)
-    return replace(dealt, runs=runs, programs=1, counts=shares_of(len(batch.lengths)), some=some if some < sms else 0)
+    counts = shares_of(len(batch.lengths), half)
+    return replace(dealt, runs=runs, programs=1, counts=counts, some=some if some < sms else 0)
 
 
 def _others(dealt: Dealing, batch: Batch) -> float:
@@ -459,7 +465,7 @@ def _runs_loop(w: Workload, v: HopperRunsVariant, m: Machine, _page: int, progra
 
 
 def _one_program(v: HopperRunsVariant, beside: bool) -> HopperRunsVariant:
-    return replace(v, kv_stages=(beside and v.beside_stages) or v.dealt_stages, programs=1)
+    return replace(v, kv_stages=max(v.dealt_stages, v.beside_stages if beside else 1), programs=1)
 
 
 def _mla_loop(w: Workload, v: HopperMlaVariant, m: Machine, _page: int, _programs: int | None) -> Pipeline:

@@ -141,7 +141,9 @@ def _launch(
     """A launch; ``dirty`` is the share of what it reads first, up to ``room`` bytes, that has to be written back in its place; ``before``:
     beside which it begins."""
     items = batch_items(batch, dealt)
-    heads = multiplied(variant, replace(batch.heads, seqlen_q=1, seqlen_k=1, mask="causal", window=None))
+    heads = multiplied(
+        variant, replace(batch.heads, seqlen_q=dealt.queries, seqlen_k=dealt.queries, mask="causal", window=None)
+    )
     sms = int(machine["chip.sm_count"])
     pipeline = loop(heads, in_turn(variant, dealt), machine, batch.page, capped=batch.capped)
     trace = steady_state(pipeline)

@@ -2,14 +2,22 @@
 registers, and from 16-bit ones (`hopper_serving_runs`); in runs of splits from either.
 
 A warp has a quarter of a block's keys and a softmax of its own for them: nothing goes between warps until the last block is done.  It reads
-from shared memory, widens bytes and multiplies; alone on its sub-partition, it waits for its own instructions.  Counts
+from shared memory, widens bytes and multiplies; alone on its sub-partition, it waits for its own instructions, also where the next block's
+scores are made under this one's softmax, which took as long on an H200 (data/measured/h200_decode_pace.csv).  Counts
 are those of the machine code of Triton 3.6 for sm_90a (`tilecast inspect kernels/generated/hopper_serve_d128_e4m3.py --arch sm_90a`: 913
 instructions, of which 432 are for blocks at an edge of the mask or the end of the keys).
 """
 
 from __future__ import annotations
 
-from tilecast.model.kernel.variants.hopper.serving import ROWS_E4M3, HopperRunsVariant, HopperServingE4m3Variant
+from tilecast.model.kernel.variants.hopper.serving import (
+    PARTS_COLUMNS,
+    PIECE,
+    ROWS_E4M3,
+    ROWS_HELD,
+    HopperRunsVariant,
+    HopperServingE4m3Variant,
+)
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
@@ -33,13 +41,15 @@ def build(
     """The loop of ``programs`` programs on an SM, each with a tile of 16 rows and ``shared_bytes`` of shared memory for its tiles."""
     w, m, narrow = workload, machine, variant.narrow
     keys = variant.tile_n // WARPS
-    scores, sums = ROWS_E4M3 * keys / _LANES, ROWS_E4M3 * w.head_dim_v / _LANES
-    total = float(ROWS_E4M3 * variant.tile_n)
+    # Of 16-bit caches the softmax is that of half a tile's rows where no sequence has more.
+    rows = ROWS_HELD if not narrow and w.seqlen_q * w.group_size <= ROWS_HELD else ROWS_E4M3
+    scores, sums = rows * keys / _LANES, rows * w.head_dim_v / _LANES
+    total = float(rows * variant.tile_n)
     barrier = common.barrier_cycles(m) + m.get("sync.barrier_spread_cycles", 0.0)
     quad = 2 * (m["shuffle.latency_cycles"] + m["alu.latency_cycles"])
     exp = {unit: c for unit, c in common.exp_work(m, w, total, 0.0, 3).cycles if unit not in ("issue", "regs")}
     fma, _ = common.fma_cost(m, total)
-    rescale, _ = common.fma_cost(m, float(WARPS * ROWS_E4M3 * w.head_dim_v))
+    rescale, _ = common.fma_cost(m, float(WARPS * rows * w.head_dim_v))
 
     def op(name: str, kind: str, waiting: float, free: float, latency: float, demand: dict[str, float]) -> Op:
         """``waiting`` instructions of a warp, each after the one before, and ``free`` others."""
@@ -79,7 +89,9 @@ def build(
         load("load_k", w.head_dim_qk),
         load("load_v", w.head_dim_v),
         widen("widen_k", w.head_dim_qk, 0.0) if narrow else read("widen_k", w.head_dim_qk),
-        product("qk", "qk", keys, w.head_dim_qk, w.head_dim_qk / 16),
+        product(
+            "qk", "qk", keys, w.head_dim_qk, (w.head_dim_qk if narrow or w.head_dim_qk > PARTS_COLUMNS else PIECE) / 16
+        ),
         op("max", "row max", _REDUCTION, scores, quad, {"alu": total / m["alu.lanes"], "fma": fma}),
         op("exp", "exp", 0.0, 2.5 * scores, common.ramp_latency(m), exp),
         op("sum", "row sum", 0.0, scores, 0.0, {"fma": fma}),

@@ -75,6 +75,8 @@ COPY_ENGINE = Counts(269, 1, 299, 250, 4, 0, 0, 264, 6, 0, 0, (4, 4), 16, 320)
 COPY_ENGINE_E4M3 = Counts(264, 1, 286, 419, 12, 0, 0, 264, 6, 0, 0, (4, 4), 16, 647)
 #: The same where each warp multiplies 16-bit tiles for itself and those warps also merge (`hopper_serve_d128_runs.py`): where each split has a program.
 COPY_ENGINE_RUNS = Counts(150, 1, 163, 320, 5, 0, 0, 810, 2, 0, 0, (8, 8), 16)
+#: And where launches keep half of a tile's rows, for no sequence has more.
+COPY_ENGINE_HALF_RUNS = replace(COPY_ENGINE_RUNS, finish=217)
 #: Of the latent kernel (`hopper_mla_d576_512.py`): a turn of its merge has 8 splits of 4 rows, and half of the columns.  Until the load
 #: warp's first copy, 431 instructions, the warpgroups run as many and 401, the one that merges 238; between parts 590 and 460.
 LATENT = Counts(

@@ -48,11 +48,10 @@ SHARES = RunsCounts(
 _SHARES_OF_MANY = replace(SHARES, plan=1055, set_up=341)
 
 
-def shares_of(sequences: int) -> RunsCounts:
-    """Where a launch has so many sequences."""
-    if sequences <= _FEW:
-        return SHARES
-    return replace(_SHARES_OF_MANY, turns=-(-sequences // _MANY) - 1)
+def shares_of(sequences: int, half: bool = False) -> RunsCounts:
+    """Where a launch has so many sequences, and keeps ``half`` of a tile's rows, for none has more."""
+    found = SHARES if sequences <= _FEW else replace(_SHARES_OF_MANY, turns=-(-sequences // _MANY) - 1)
+    return replace(found, split=(90.0, 0.72), group=(29.0, 0.19), results=(85.0, 0.33), kept=157) if half else found
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,12 +105,12 @@ def test_a_launch_copies_once_up_to_what_its_module_says(torch, monkeypatch) -> 
     )  # fmt: skip
     device = torch.device("cpu")
     launcher = launching.Launcher(module, (1, 16), device, launching.Counters(device))
-    q, k, v = (torch.zeros(2, n, heads, d, dtype=torch.bfloat16) for n, heads, d in ((1, 1, 16), (64, 1, 16), (64, 1, 8)))
+    q, k, v = (
+        torch.zeros(2, n, heads, d, dtype=torch.bfloat16) for n, heads, d in ((1, 1, 16), (64, 1, 16), (64, 1, 8))
+    )
     tensors = (q, k, v, q, None, *[None] * 8)
     for keys in (64, 65):
         launcher._plan(tensors, 0.0, 1, keys, (-1, -1), 0)
     del module.ONCE_BYTES
     launching.Launcher(module, (1, 16), device, launching.Counters(device))._plan(tensors, 0.0, 1, 1, (-1, -1), 0)
     assert asked == [True, False, False]
-
-

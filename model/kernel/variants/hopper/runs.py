@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 
 #: Beside a launch for sequences of more than so many rows: rows of a tile there, and keys in the time for which it does what is around its loop.
 FEW_ROWS, OTHER_ROWS, OTHER_AROUND = 64, 128, 1024
-#: What that launch takes for a block's keys of a tile, over what a program here takes for them, by head_dim of the kernel.
-#: These four are of launches timed alone and beside each other on an H200 (data/measured/h200_mixed_programs.csv); at 128 the program's pace, and
-#: what two to a pair gain, are those of the kernel since (data/measured/h200_decode_pace.csv).
-OTHER_PACE = {64: 2.1, 128: 1.37, 192: 1.1, 256: 1.2}
+#: What that launch takes for a block's keys of a tile, over what a program here takes for them, by head_dim; elsewhere as at 128.
+#: These four are of launches timed alone and beside each other on an H200 (data/measured/h200_mixed_programs.csv).
+OTHER_PACE = {64: 2.1, 128: 1.1, 256: 1.2}
 #: What items take less where all pairs of SMs have two programs, at the rate at which it begins, and the least share it comes to.
-SECOND_GAINS = {64: (0.42, 0.75), 128: (0.05, 0.97), 192: (0.42, 0.75), 256: (0.42, 0.75)}
+SECOND_GAINS, LEAST_SHARE = 0.42, 0.75
 #: What runs of groups of splits take longer than whole ones.
 SHORT_RUNS = 1.125
 #: Programs of which the one that ends within so much of the first to end is taken, if it has fewer.
@@ -72,34 +71,24 @@ def runs_of(sequences: Iterable[Shared], sms: int, heads_kv: int, fold: int, shr
 
 def other_pace(head_dim: int) -> float:
     """`OTHER_PACE` of heads."""
-    return OTHER_PACE[_kernel_of(head_dim)]
+    return OTHER_PACE.get(head_dim, OTHER_PACE[128])
 
 
-def second_gains(head_dim: int) -> tuple[float, float]:
-    """`SECOND_GAINS` of heads."""
-    return SECOND_GAINS[_kernel_of(head_dim)]
-
-
-def _kernel_of(head_dim: int) -> int:
-    """The head_dim of the kernel for heads of so many columns of Q and K: narrower ones run on the next that is a power of two."""
-    return head_dim if head_dim in OTHER_PACE else min((wide for wide in (64, 128) if head_dim <= wide), default=256)
-
-
-def programs_beside(own: Iterable[Shared], others: float, sms: int, heads_kv: int, fold: int, gains: tuple[float, float]) -> int:
+def programs_beside(own: Iterable[Shared], others: float, sms: int, heads_kv: int, fold: int) -> int:
     """How many programs take items while the launch for more rows has the other SMs, and then all of them: as many as let both end first, and
     no fewer than there are pairs of SMs, which share their way to memory.  The kernels' `programs_of`.
 
-    others: what that launch takes, in blocks of a key head; gains: `second_gains` of the heads.
+    others: what that launch takes, in blocks of a key head.
     """
     if not others:
         return sms
     items = [one for one in own if one.tiles]
     blocks = heads_kv * sum(one.tiles * one.blocks for one in items)
     largest = max((min(one.splits, fold**2) * one.each for one in items), default=0)
-    pairs, (rate, least) = max(1, sms // 2), gains
+    pairs = max(1, sms // 2)
 
     def end(programs: int) -> float:
-        share = max(1.0 - (programs - pairs) * rate / pairs, least)
+        share = max(1.0 - (programs - pairs) * SECOND_GAINS / pairs, LEAST_SHARE)
         done = blocks / pairs * share * (SHORT_RUNS if blocks * 17 < largest * 16 * programs else 1.0)
         return done + max(others * heads_kv - done * (sms - programs), 0.0) / sms
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import ClassVar
 
@@ -31,6 +31,8 @@ NAMES_RUNS_E4M3 = ("serving-hopper-runs-e4m3", "hopper_serving_runs_e4m3")
 ROWS = 64
 #: The same of the kernels that multiply by mma.sync: its M; rows of a sequence that the one for e4m3 caches is chosen for.
 ROWS_E4M3, MOST_ROWS_E4M3 = 16, 32
+#: Rows of such a tile of 16-bit caches that are kept where no sequence of a launch has more: a thread's first ones.
+ROWS_HELD = 8
 #: Columns of a piece of a block: 128 bytes of 16-bit elements, the widest row that shared memory swizzles.
 PIECE = 64
 #: Bytes that barriers and the compiler's own exchanges add.
@@ -244,8 +246,8 @@ class HopperRunsVariant(HopperServingVariant):
     programs: int = 2
     #: Blocks in flight of the one program of an SM that takes items in turn.
     dealt_stages: int = 3
-    #: The same beside a launch that has the other SMs; 0: as many.
-    beside_stages: int = 0
+    #: The same beside a launch that has the other SMs, where that is more.
+    beside_stages: int = 1
     #: Whether runs become shorter towards the end of a launch whose rounds are not nearly full; else it takes splits one by one.
     shrinks: bool = True
 
@@ -285,6 +287,8 @@ PARTS_COLUMNS = 2 * PIECE
 _KEPT_BACK = 1024
 #: Bytes of K and V in flight of a program that were fastest at head_dim 128.
 _IN_FLIGHT_RUNS = 1 << 16
+#: The same of a program that takes items in turn on some of the SMs.
+_IN_FLIGHT_BESIDE = 5 << 15
 
 
 def shared_bytes_runs(variant: HopperRunsVariant, workload: Workload, stages: int) -> int:
@@ -352,13 +356,14 @@ def chosen_runs(workload: Workload, machine: Machine) -> HopperRunsVariant:
     as many bytes of others; one program that takes items in turn has half as much again.  Of more columns of V than 128, whose O takes the registers of
     two programs, one program has the bytes of both.
 
-    Two, three and four blocks of the latter were compared on an H200 (docs/notes/serving-kernels.md).
+    Two, three and four blocks of the latter were compared on an H200 (docs/notes/serving-kernels.md).  Beside a launch that has the other SMs it
+    has five blocks of 64 keys of 128 columns, or as many bytes, where they fit (data/measured/h200_decode_pace.csv).
     """
     tile_n = 128 if workload.head_dim_qk + workload.head_dim_v <= 2 * PIECE else 64
     block = tile_n * (workload.head_dim_qk + workload.head_dim_v) * workload.dtype_bytes
     programs = 1 if workload.head_dim_v > PARTS_COLUMNS else 2
     most, dealt = -(-_IN_FLIGHT_RUNS * 2 // (programs * block)), -(-_IN_FLIGHT // block)
-    return next(
+    found = next(
         (
             found
             for stages in range(most, 0, -1)
@@ -372,6 +377,10 @@ def chosen_runs(workload: Workload, machine: Machine) -> HopperRunsVariant:
         ),
         HopperRunsVariant(tile_n=tile_n, kv_stages=1, dealt_stages=1, programs=programs),
     )
+    more = (
+        replace(found, beside_stages=stages) for stages in range(_IN_FLIGHT_BESIDE // block, found.dealt_stages, -1)
+    )
+    return next((one for one in more if legality_runs(one, workload, machine).legal), found)
 
 
 def writable_runs_e4m3(variant: HopperRunsE4m3Variant, workload: Workload, machine: Machine) -> Verdict:

@@ -538,7 +538,7 @@ def test_soft_caps_lengthen_blocks() -> None:
             evaluate_step(batch, H200, shipped_pair(batch, H200), 1500.0).launches[-1].costs.periods[0]
             for batch in (replace(dense(requests), capped=capped) for capped in (False, True))
         )
-        assert bent > 1.1 * plain
+        assert bent > 1.05 * plain  # of few rows half a tile's are bent
 
 
 def test_a_load_warp_copies_16_rows_of_q_at_a_time_and_a_box_of_a_page() -> None:
