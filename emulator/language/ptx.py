@@ -161,7 +161,8 @@ _PLAIN: dict[str, Callable[..., Any]] = {
 _FLOAT = re.compile(r"(fma|mul|add|sub)(\.(rn|rm))?(\.ftz)?\.f32(x2)?$")
 _EXTREME = re.compile(r"(max|min)(\.NaN)?(\.ftz)?(\.NaN)?\.f32$")
 _EIGHT_BITS = re.compile(r"cvt\.rn\.satfinite\.e(4m3|5m2)x2\.f32$")
-_SPECIAL = ("%ctaid.x", "%clusterid.x")
+#: Registers that hold a program's number: each program has an SM of its own.
+_SPECIAL = ("%ctaid.x", "%clusterid.x", "%smid")
 
 
 @dataclass(frozen=True)

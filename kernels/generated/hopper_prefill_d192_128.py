@@ -44,6 +44,7 @@ SLOTS = gl.constexpr(3)  # blocks of K and V that are in flight
 Q_STAGES = gl.constexpr(2)  # tiles of Q that are there
 # Tiles of which it is known what they are: one whose Q has no room yet, and one whose Q is read no more, but whose results are not written.
 TOLD = gl.constexpr(Q_STAGES.value + 2)
+ASKING = gl.constexpr(3)  # blocks of a tile whose copies are still to be asked for when the next tile is taken
 COLUMNS = gl.constexpr(64)  # columns of a piece of a block: 128 bytes, the widest row that shared memory swizzles
 QK_PIECES, V_PIECES = gl.constexpr(3), gl.constexpr(2)
 Q_ROWS = gl.constexpr(16)  # rows of Q that are copied at a time
@@ -150,7 +151,7 @@ def barriers(SLOTS: gl.constexpr, ARRIVALS: gl.constexpr):
 # phases.  The same memory as tiles, which are multiplied, and as boxes of a page or a part of it, which are copied.
 Ring = namedtuple("Ring", "tiles boxes full empty")
 # Tiles of rows on their way: what they are, and whether V's rows beyond the keys are cleared.
-Items = namedtuple("Items", "facts full clean")
+Items = namedtuple("Items", "facts full asked clean")
 
 
 @gluon.jit
@@ -712,10 +713,11 @@ def take_item(item, part, turn, q, items, queries, batch, PARTS: gl.constexpr):
 
 
 @gluon.jit
-def load_item(item, part, n, k_desc, v_desc, k, v, batch, PAGE: gl.constexpr, PARTS: gl.constexpr):
-    """Copies K and V of a tile, key blocks from the last to the first."""
+def load_item(item, part, n, k_desc, v_desc, k, v, items, batch, PAGE: gl.constexpr, PARTS: gl.constexpr):
+    """Copies K and V of a tile, key blocks from the last to the first; asks for the next tile when ASKING of them are still to come."""
     begin, end = blocks_of(batch, item, part, PARTS)
     key = (end - 1) * TILE_N
+    asking = gl.minimum(begin + ASKING, end - 1) * TILE_N
     if PAGE > 0:
         pages, start = find_pages(batch.table + item.b.to(gl.int64) * batch.stride_table, key, item.k_len, PAGE), 0
     else:
@@ -726,6 +728,7 @@ def load_item(item, part, n, k_desc, v_desc, k, v, batch, PAGE: gl.constexpr, PA
         if PAGE > 0:
             token = key % PAGE if PAGE > TILE_N else 0
         load_block(k, n, k_desc, pages, item.head_kv, token, QK_PIECES)
+        mbarrier.arrive(items.asked.index(0), count=1, pred=key == asking)
         ahead = pages
         key -= TILE_N
         if PAGE > 0:
@@ -762,7 +765,7 @@ def load_role(k_desc, v_desc, k, v, items, batch, PAGE: gl.constexpr, PARTS: gl.
     n, turn = 0, 0
     item, part = told(items, turn, PARTS, FACT)
     while item.b >= 0:
-        n = load_item(item, part, n, k_desc, v_desc, k, v, batch, PAGE, PARTS)
+        n = load_item(item, part, n, k_desc, v_desc, k, v, items, batch, PAGE, PARTS)
         turn += 1
         item, part = told(items, turn, PARTS, FACT)
 
@@ -815,7 +818,9 @@ def take_role(q, items, queries, batch, taken, BESIDE: gl.constexpr, PARTS: gl.c
         while number < total:
             item, part = item_of(batch, found, done, number, PARTS)
             turn = take_item(item, part, turn, q, items, queries, batch, PARTS)
-            # Who is done takes the next: tiles differ in how many keys they see.
+            # Who is done takes the next: tiles differ in how many keys they see.  One that is taken before it is asked for would wait here
+            # while other programs have none.
+            mbarrier.wait(items.asked.index(0), turn - 1 & 1)
             number = dealt + gl.atomic_add(taken, 1, sem="relaxed")
         done = total
     if BESIDE >= 2:
@@ -1424,7 +1429,7 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
     v = make_ring(v_desc, V_PIECES)
     facts = gl.allocate_shared_memory(gl.int32, [TOLD * FACTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     # The last warpgroup is at most Q_STAGES tiles ahead of the others.
-    items = Items(facts, barriers(TOLD, 1), barriers(2 * Q_STAGES, 1))
+    items = Items(facts, barriers(TOLD, 1), barriers(1, 1), barriers(2 * Q_STAGES, 1))
     fence_async_shared()
     gl.warp_specialize([
         (consumer_role, (0, q, k, v, items, batch, rows, CAPPED, PARTS, JOINS)),

@@ -269,6 +269,13 @@ def programs_of(batch, PLANNED: gl.constexpr):
 
 
 @gluon.jit
+def place_of_sm(sms):
+    """This program's SM among all, those that are the first of their pair before the others: where programs lie is not theirs to say."""
+    sm = gl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1)
+    return (sm >> 1) + gl.where(sm % 2 == 1, (sms + 1) // 2, 0)
+
+
+@gluon.jit
 def deal_of(batch, PLANNED: gl.constexpr, WARPS: gl.constexpr):
     """What the launch has to deal out.  Where rounds of its largest item are nearly full, all sequences have runs as large as the first one,
     otherwise no runs: nothing counts as still to be taken in."""
@@ -560,7 +567,10 @@ def load_role(
         turn, done, begun, number, programs = gl.to_tensor(0), 0, 0, own_copy(gl.program_id(0)), gl.num_programs(0)
         if BESIDE % 2 == 1:
             some = programs_of(batch, PLANNED)
-            programs = gl.minimum(programs, some)
+            takes = (number == 0) | (place_of_sm(batch.sms) < some)
+            number, programs = gl.to_tensor(FAR), 0
+            if takes:
+                number = gl.atomic_add(taken, 1, sem="relaxed")
             # The others look for no item, and leave their SMs to the next launch.
             batch = Batch(
                 batch.cu_q,
@@ -569,7 +579,7 @@ def load_role(
                 batch.table,
                 batch.slots,
                 batch.stride_table,
-                gl.where(number < programs, batch.count, 0),
+                gl.where(takes, batch.count, 0),
                 batch.heads_kv,
                 batch.group,
                 batch.seqlen_q,

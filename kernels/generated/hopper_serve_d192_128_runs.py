@@ -68,6 +68,8 @@ PROGRAMS = 2
 DIRECT_OPTIONS = {**OPTIONS, "maxnreg": 128}
 #: Whether a launch may let the one for other rows that comes after begin before it ends.
 LEADS = True
+#: Whether a launch may begin before the one before it, for other rows, has ended; and rows of a tile that a launch for no more of them keeps.
+FOLLOWS, HALF_ROWS = True, 8
 #: Keys and values are read once: up to so many bytes of them are worth copying with the policy by which they leave L2 first.
 ONCE_BYTES = 200000000
 
@@ -265,6 +267,13 @@ def programs_of(batch, PLANNED: gl.constexpr):
     done = own / pairs * gl.maximum(1.0 - second, LEAST_SHARE) * gl.where(short, SHORT_RUNS, 1.0)
     end = done + gl.maximum(others - done * (batch.sms - programs).to(gl.float32), 0.0) / batch.sms
     return gl.where(others > 0.0, gl.min(gl.where(end <= NEARLY * gl.min(end, 0), programs, batch.sms), 0), batch.sms)
+
+
+@gluon.jit
+def place_of_sm(sms):
+    """This program's SM among all, those that are the first of their pair before the others: where programs lie is not theirs to say."""
+    sm = gl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1)
+    return (sm >> 1) + gl.where(sm % 2 == 1, (sms + 1) // 2, 0)
 
 
 @gluon.jit
@@ -558,7 +567,10 @@ def load_role(
         turn, done, begun, number, programs = gl.to_tensor(0), 0, 0, own_copy(gl.program_id(0)), gl.num_programs(0)
         if BESIDE % 2 == 1:
             some = programs_of(batch, PLANNED)
-            programs = gl.minimum(programs, some)
+            takes = (number == 0) | (place_of_sm(batch.sms) < some)
+            number, programs = gl.to_tensor(FAR), 0
+            if takes:
+                number = gl.atomic_add(taken, 1, sem="relaxed")
             # The others look for no item, and leave their SMs to the next launch.
             batch = Batch(
                 batch.cu_q,
@@ -567,7 +579,7 @@ def load_role(
                 batch.table,
                 batch.slots,
                 batch.stride_table,
-                gl.where(number < programs, batch.count, 0),
+                gl.where(takes, batch.count, 0),
                 batch.heads_kv,
                 batch.group,
                 batch.seqlen_q,
@@ -630,6 +642,12 @@ def load_role(
         if last:
             gl.atomic_xchg(taken, 0, sem="relaxed")
             gl.atomic_xchg(taken + 1, 0, sem="relaxed")
+        if BESIDE >= 2:
+            # Who waits for this launch waits for the one before as well, beside which it began; but for this program all leave their SMs.
+            if last:
+                gl.inline_asm_elementwise(
+                    "griddepcontrol.wait; mov.b32 $0, $1;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
+                )
 
 
 # -- softmax role
@@ -1416,16 +1434,17 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
     )  # fmt: skip
     # Where no launch of these extents has more splits than programs come in 2 rounds, each has a program of its own.
     one = seqlen_q == 1 and group <= tile_m
-    direct = seqlen_q * group <= tile_m and batch * heads_kv * splits <= 2 * PROGRAMS * sms
+    direct = beside < 2 and seqlen_q * group <= tile_m and batch * heads_kv * splits <= 2 * PROGRAMS * sms
     planned = FEW_PLANNED if direct or batch <= FEW_PLANNED else MANY_PLANNED
+    most = min(seqlen_q * group, rows[1])
     flags = (
         page,
         capped,
         one,
         planned,
         direct,
-        FEW_MERGED if seqlen_q * group <= FEW_MERGED else MANY_MERGED,
-        8 if seqlen_q * group <= 8 else tile_m,
+        FEW_MERGED if most <= FEW_MERGED else MANY_MERGED,
+        HALF_ROWS if most <= HALF_ROWS else tile_m,
         beside,
     )
     return (heads_kv, splits, batch) if direct else (max(1, min(items, sms)), 1, 1), arguments, flags

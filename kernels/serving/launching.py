@@ -105,6 +105,9 @@ class Launcher:
         self.parts = getattr(module, "parts", None)
         #: Rows of its tiles, where it makes parts; 0 where it makes none.
         self.tile_rows = module.TILE_M.value if self.parts is not None else 0
+        #: (fewest rows, most rows, launcher, launch) of this kernel for half the rows of its tiles and for the others, which take its place
+        #: beside a launch for more rows; none where it has no such form.
+        self.halves: tuple[tuple[int, int, Launcher, Any], ...] = ()
         #: Bytes of keys and values up to which those that a launch copies leave L2 first; 0 where they may be read again.
         self._once = getattr(module, "ONCE_BYTES", 0)
         self._module, self._rows, self._device, self._counters = module, rows, device, counters

@@ -98,9 +98,12 @@ def _wanted(kernels: Kernels, least: int, most: int) -> list[tuple[Launcher, Any
     and the one before (`FOLLOWS`).
 
     Those for the fewest rows come first, which leave SMs to those for the most, as one waits for memory and the other for matrix products.
-    What is launched last has rarely a sequence of its own, and sees so on SMs that the others are done with.
+    What is launched last has rarely a sequence of its own, and sees so on SMs that the others are done with.  Beside the one for
+    the most rows those whose rows are half a tile have a launch of their own, which takes less.
     """
-    wanted = [(launcher, launch) for first, last, launcher, launch in kernels if first <= most and least <= last]
+    halved = most >= kernels[-1][0]
+    beside = itertools.chain(*(one[2].halves if halved and one[2].halves else (one,) for one in kernels))
+    wanted = [(launcher, launch) for first, last, launcher, launch in beside if first <= most and least <= last]
     wanted = [*wanted[:1], *wanted[:0:-1]]
     joined = [False, *(a.leads and b.follows for (a, _), (b, _) in itertools.pairwise(wanted)), False]
     return [
@@ -174,10 +177,11 @@ def _found(q: Any, k: Any, dim: int, dim_v: int) -> _Found:
 
 def _rows(q: Any, k: Any, cu_q: Any, seqlen_q: int) -> tuple[int, int]:
     """(fewest, most) rows of a sequence; (0, 0) without sequences."""
+    group = q.shape[-2] // k.shape[-2]
     if cu_q is None:
-        return (seqlen_q * (q.shape[-2] // k.shape[-2]),) * 2
+        return (seqlen_q * group,) * 2
     # Sequences with queries of their own number may be of any length up to the longest.
-    return (1, seqlen_q * (q.shape[-2] // k.shape[-2])) if cu_q.shape[0] > 1 else (0, 0)
+    return (group, seqlen_q * group) if cu_q.shape[0] > 1 else (0, 0)
 
 
 def _empty(q: Any, v: Any, return_lse: bool) -> tuple[Any, Any]:
@@ -226,12 +230,18 @@ def _launchers(entries: tuple[registry.Entry, ...], device: Any) -> Kernels:
         if first > last:
             continue
         module = _module(entry)
-        # Launches that run at the same time need counters of their own.
-        counters = _counters.setdefault((device, len(found)), Counters(device))
-        launch = Launcher(module, (first, last), device, counters)
-        index = -1 if device.type == "cpu" else device.index
-        found.append((first, last, launch, on_device(launch, index)))
+        place = len(found)
+        found.append(_launcher(module, first, last, device, place))
+        if first <= (half := getattr(module, "HALF_ROWS", 0)) < last:
+            few, rest = (first, half, device, place), (half + 1, last, device, -1 - place)
+            found[-1][2].halves = _launcher(module, *few), _launcher(module, *rest)
     return tuple(sorted(found, key=lambda kernel: kernel[0]))
+
+
+def _launcher(module: Any, first: int, last: int, device: Any, place: int) -> tuple[int, int, Launcher, Any]:
+    """A kernel for sequences of ``first`` to ``last`` rows.  Launches that run at the same time need counters of their own, by ``place``."""
+    launcher = Launcher(module, (first, last), device, _counters.setdefault((device, place), Counters(device)))
+    return first, last, launcher, on_device(launcher, -1 if device.type == "cpu" else device.index)
 
 
 def _module(entry: registry.Entry) -> Any:

@@ -186,6 +186,17 @@ def launched(variant: StepVariant, batch: Batch, sms: int) -> Dealing:
     return _CLASSES[variant.family].launched(dealing(variant, batch.heads), batch, sms)
 
 
+def halved(variant: StepVariant, dealt: Dealing, batch: Batch, sms: int) -> tuple[Dealing, ...]:
+    """A launch beside one for the most rows: sequences of half a tile's rows have one of their own, which lets the next begin, the others one
+    that begins early.  Where a kernel has no such form the one launch it is."""
+    if not dealt.least_rows <= dealt.half_rows < dealt.most_rows:
+        return (dealt,)
+    deals, relaunched = dealing(variant, batch.heads), _CLASSES[variant.family].launched
+    few = replace(deals, least_rows=dealt.least_rows, most_rows=dealt.half_rows)
+    rest = replace(deals, least_rows=dealt.half_rows + 1, most_rows=dealt.most_rows, beside=False, follows=True)
+    return relaunched(few, batch, sms), relaunched(rest, batch, sms)
+
+
 def multiplied(variant: StepVariant, heads: Workload) -> Workload:
     """Heads with as many columns as the variant's kernel multiplies and sums up."""
     if not _CLASSES[variant.family].narrower:
@@ -288,8 +299,9 @@ def _runs_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
     """Each split has a program where all that there may be fit on the device at once, or in two rounds; otherwise there is a program to an SM, which takes runs
     of a sequence's splits until there are none."""
     work, group = batch.workload(), batch.heads.group_size
-    dealt = replace(dealt, queries=max(1, min(work.seqlen_q, dealt.tile_m // group)))
-    half = work.seqlen_q * group <= dealt.half_rows
+    rows = min(dealt.tile_m, dealt.most_rows)
+    dealt = replace(dealt, queries=max(1, min(work.seqlen_q, rows // group)))
+    half = min(work.seqlen_q * group, rows) <= dealt.half_rows
     splits = 1 if work.seqlen_k <= dealt.whole_keys else min(dealt.most_splits, -(-work.seqlen_k // dealt.split_keys))
     if (
         work.seqlen_q * group <= dealt.tile_m

@@ -24,7 +24,17 @@ from tilecast.model.step.batch import Batch
 from tilecast.model.step.costs.around import Around
 from tilecast.model.step.costs.runs import AroundRuns, RunsCounts
 from tilecast.model.step.costs.tiles import AroundTiles, TileCounts
-from tilecast.model.step.dealing import Dealing, StepVariant, dealing, forward_of, in_turn, launched, loop, multiplied
+from tilecast.model.step.dealing import (
+    Dealing,
+    StepVariant,
+    dealing,
+    forward_of,
+    halved,
+    in_turn,
+    launched,
+    loop,
+    multiplied,
+)
 from tilecast.model.step.items import Items, batch_items
 from tilecast.model.step.play import Costs, Played, nothing, play
 
@@ -121,6 +131,8 @@ def evaluate_step(
         (v, replace(d, least_rows=ends[d], most_rows=min([d.most_rows, *(rows - 1 for rows in begins if rows > d.least_rows)])))
         for v, d in dealt
     ]  # fmt: skip
+    if most * group >= begins[-1]:
+        dealt = [(v, one) for v, d in dealt for one in halved(v, d, batch, int(machine["chip.sm_count"]))]
     wanted = [(v, d) for v, d in dealt if d.least_rows <= most * group and least * group <= d.most_rows]
     # The few rows first, which leave SMs to the most; last those between, of which there are rarely any.
     wanted = sorted(wanted, key=lambda one: one[1].least_rows)

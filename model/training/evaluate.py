@@ -71,6 +71,7 @@ def evaluate_backward(
     codes: tuple[tuple[str, LoopCode], ...] = (),
 ) -> BackwardRun:  # fmt: skip
     """Forecast of a legal ``variant``; loops that ``codes`` names are timed by their machine code."""
+    workload = workload.heads_as_rows()  # as the operator has its kernels see it
     made = build_backward(workload, variant, machine)
     compiled = dict(codes)
     loops = {k.name: run_loop(k, workload, machine, compiled.get(k.name)) for k in made.loops}

@@ -128,6 +128,7 @@ def best_backward(
 
     Every variant of the space is forecast, but where a class has two loops that do not depend on each other: then each loop.
     """
+    workload = workload.heads_as_rows()
     check_clock(clock, machine)
     refuse_unknown(workload, machine)
     record = find_backward(family) if family is not None else native_backward(workload, machine)

@@ -66,7 +66,7 @@ def schedule_backward(
 
     ``time_limit_s`` is for each of the two of each loop.  Raises PredictError for what cannot run.
     """
-    work, origin = workload.reduced(), "as given"
+    work, origin = workload.reduced().heads_as_rows(), "as given"
     if variant is None:
         variant, origin = best_backward(work, machine, family, clock)
     refuse(work, machine, variant, clock)

@@ -104,7 +104,7 @@ def backward_what_if(
     verdict = family_of(before.variant).legality(before.variant, work, changed)
     if verdict.legal:
         kept = predict_backward(work, changed, before.variant, clock=clock, interval=interval)
-    again, _ = best_backward(work.heads_as_rows(), changed, name, clock)
+    again, _ = best_backward(work, changed, name, clock)
     after = predict_backward(work, changed, again, clock=clock, interval=interval)
     # A variant given by hand may lie outside the space that the search covers.
     if kept is not None and kept.time_ms < after.time_ms:
@@ -119,8 +119,7 @@ def backward_sensitivities(
     """Percent of the backward pass's time per percent of every fact, kernel kept and chosen again; as `sensitivities`."""
     check_step(step)
     chip = machine_of(machine)
-    asked = workload.reduced()
-    work = asked.heads_as_rows()
+    work = workload.reduced()
     if variant is None:
         variant, _ = best_backward(work, chip, family, clock)
     refuse(work, chip, variant, clock)
@@ -132,7 +131,7 @@ def backward_sensitivities(
             if row is not None:
                 rows.append(row)
     ordered = sorted(rows, key=lambda r: (-max(abs(r.fixed), abs(r.reoptimised)), r.fact))
-    return Sensitivities(ordered, chip, asked, variant, clock, asked_pass=BACKWARD)
+    return Sensitivities(ordered, chip, work, variant, clock, asked_pass=BACKWARD)
 
 
 def _row(

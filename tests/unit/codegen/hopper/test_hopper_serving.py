@@ -275,6 +275,34 @@ def test_decodes_that_leave_sms_to_a_chunk_get_the_same_bits(lengths, kernel, mo
         assert not work[1].any()
 
 
+def test_rows_of_half_a_tile_and_the_others_get_the_bits_of_one_launch(kernel, monkeypatch) -> None:
+    """As beside a chunk: one launch for sequences of up to 8 rows, which lets the next begin, and one for those of more, which begins early."""
+    lengths = MIXED[0]
+    problem = Problem(lengths, page=64)
+    group = problem.heads[0] // problem.heads[1]
+    assert {q * group > 8 for q, _ in lengths if q * group <= 16} == {False, True}
+    module, made = kernel(replace(RUNS, beside_stages=5), problem.dims), make(problem)
+    out, lse = launch(module, problem, made, rows=(0, 16), sms=12)[1:]
+    plan, flags, written = module.plan, [], torch.zeros_like(out, dtype=torch.bool)
+    for rows, beside in (((1, module.HALF_ROWS), 1), ((module.HALF_ROWS + 1, 16), 2)):
+
+        def planned(*given, beside=beside):
+            made_plan = plan(*given, beside=beside)
+            flags.append(made_plan[2])
+            return made_plan
+
+        monkeypatch.setattr(module, "plan", planned)
+        _, found, found_lse = launch(module, problem, made, rows=rows, sms=12)
+        there = ~found.isnan()
+        assert there.any() and not (there & written).any()
+        assert torch.equal(found[there], out[there])
+        written |= there
+        there = ~found_lse.isnan()
+        assert torch.equal(found_lse[there], lse[there])
+    assert torch.equal(written, ~out.isnan())
+    assert [one[6:] for one in flags] == [(8, 1), (16, 2)]
+
+
 _ASKED = """
 
 @gluon.jit

@@ -242,13 +242,13 @@ def test_floor_of_a_decoder_counts_its_weights() -> None:
 
 def test_two_launches_beside_each_other_take_less_than_one_after_the_other() -> None:
     run = forecast_step(Batch(parse_requests("8x8192,1x512:512"), HEADS), H200).run
-    decodes, chunk, _ = run.launches
+    decodes, chunk, *_ = run.launches
     # The chunk has some SMs at first, and the others when the decodes have ended: here it needs no more.
     assert decodes.dealt.some == chunk.costs.late == 103
     assert chunk.seconds < decodes.seconds
     assert decodes.seconds == pytest.approx(run.seconds, rel=0.03)
     # A longer one begins on half of them, and goes on with all.
-    decodes, chunk, _ = forecast_step(Batch(parse_requests("8x8192,1x2048:8192"), HEADS), H200).run.launches
+    decodes, chunk, *_ = forecast_step(Batch(parse_requests("8x8192,1x2048:8192"), HEADS), H200).run.launches
     alone = forecast_step(Batch(parse_requests("1x2048:8192"), HEADS), H200).run.seconds
     assert decodes.dealt.some == chunk.costs.late == 66
     assert max(alone, decodes.seconds) < chunk.seconds < alone + 0.6 * decodes.seconds

@@ -176,8 +176,10 @@ def test_heads_of_256_have_three_kernels_and_every_sequence_one() -> None:
     heads = Workload(heads_q=4, heads_kv=1, seqlen_q=1, head_dim_qk=256, mask="causal")
     run = forecast_step(Batch(parse_requests("2x900,1x8:900,1x100:900"), heads, 64), H200).run
     kernels = [(launch.variant.family, getattr(launch.variant, "warpgroups", 0)) for launch in run.launches]
-    assert kernels == [("serving-hopper-runs", 0), ("prefill-hopper", 2), ("serving-hopper", 0)]
-    assert [launch.items.sequences for launch in run.launches] == [2, 1, 1]  # type: ignore[union-attr]
+    # Beside the one for the most rows those for the fewest are two: of rows that fill no more than half a tile, and of others.
+    runs = ("serving-hopper-runs", 0)
+    assert kernels == [runs, ("prefill-hopper", 2), ("serving-hopper", 0), runs]
+    assert [launch.items.sequences if launch.items else 0 for launch in run.launches] == [2, 1, 1, 0]
 
 
 def test_a_tile_has_no_item_of_keys_that_it_does_not_see() -> None:
@@ -276,10 +278,16 @@ def test_runs_of_unequal_sequences_shrink_to_a_fair_share_of_what_is_left(keys, 
 
 
 def test_rows_between_go_to_the_kernel_between_and_its_launch_comes_last() -> None:
-    run = forecast_step(Batch(parse_requests("4x900,1x8:900,1x100:900"), HEADS, 64), H200).run
+    run = forecast_step(Batch(parse_requests("4x900,2x3:900,1x8:900,1x100:900"), HEADS, 64), H200).run
     kernels = [(launch.variant.family, getattr(launch.variant, "warpgroups", 0)) for launch in run.launches]
-    assert kernels == [("serving-hopper-runs", 0), ("prefill-hopper", 2), ("prefill-hopper", 1)]
-    assert [launch.items.sequences for launch in run.launches] == [4, 1, 1]  # type: ignore[union-attr]
+    runs = ("serving-hopper-runs", 0)
+    assert kernels == [runs, ("prefill-hopper", 2), ("prefill-hopper", 1), runs]
+    assert [launch.items.sequences for launch in run.launches] == [4, 1, 1, 2]  # type: ignore[union-attr]
+    # Rows of half a tile: what a launch of its own is for.
+    assert [(one.dealt.least_rows, one.dealt.most_rows) for one in run.launches if one.variant.family == runs[0]] == [
+        (1, 8),
+        (9, 16),
+    ]
 
 
 # --- latent caches -------------------------------------------------------------------------------------------------
