@@ -53,11 +53,14 @@ FEW_MERGED, MANY_MERGED = 4, 8  # rows that are merged at a time where no sequen
 FEW_PLANNED, MANY_PLANNED = 32, 128  # sequences that a program looks at together to find its work
 # Beside a launch for more than FEW_ROWS rows: rows of a tile there; the time it takes for a block's keys, over that for a block here, and for what is
 # around its loop, in blocks; what items take less where pairs of SMs have two programs, and the least they come to; what runs of FOLD splits
-# take longer than runs of MERGED; how much later may end what is taken because it has fewer programs.
+# take longer than runs of MERGED, and runs that shrink, because rounds of these are not nearly full; how much later may end what is taken
+# because it has fewer programs.
 FEW_ROWS, OTHER_ROWS = gl.constexpr(64), gl.constexpr(128)
 OTHER_PACE, OTHER_AROUND = gl.constexpr(1.1), gl.constexpr(16)
 SECOND_GAINS, LEAST_SHARE = gl.constexpr(0.42), gl.constexpr(0.75)
-SHORT_RUNS, NEARLY = gl.constexpr(1.125), gl.constexpr(1.02)
+SHORT_RUNS, SHRINKING = gl.constexpr(1.125), gl.constexpr(1.2)
+NEARLY = gl.constexpr(1.02)
+MOST_LAPS = gl.constexpr(100000.0)  # of tiles there that are told apart
 FAR = gl.constexpr(1 << 29)  # more keys than a sequence has, more pages than a pool
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # finite, so that a row that saw no key yet never computes inf - inf
 LN2 = gl.constexpr(0.6931471805599453)
@@ -256,9 +259,9 @@ def run_of(batch, splits, blocks, still):
 @gluon.jit
 def programs_of(batch, PLANNED: gl.constexpr):
     """How many programs take items while the launch for more rows has the other SMs, and then all of them: as many as let both end first,
-    going by their blocks, and no fewer than there are pairs of SMs, which share their way to memory."""
+    going by their blocks and by tiles there, which are not parted, and no fewer than there are pairs of SMs, which share their way to memory."""
     layout: gl.constexpr = gl.BlockedLayout([max(1, PLANNED // 32)], [32], [1], [0])
-    own, others, largest = 0.0, 0.0, 0
+    own, others, largest, items, tiles_there = 0.0, 0.0, 0, 0, 0
     for first in range(0, batch.count, PLANNED):
         b = first + gl.arange(0, PLANNED, layout=layout)
         q_len, k_len = lengths(batch, b, b < batch.count)
@@ -267,16 +270,36 @@ def programs_of(batch, PLANNED: gl.constexpr):
         seen = blocks - gl.where(batch.right < FAR, q_len // (2 * TILE_N), 0)  # by the middle one of its queries
         own += gl.sum((tiles * blocks).to(gl.float32), 0)
         others += gl.sum(more.to(gl.float32) * (seen + OTHER_AROUND).to(gl.float32), 0)
+        tiles_there += gl.sum(more, 0)
+        items += gl.sum(tiles * (splits + (MERGED - 1) >> 2 * FOLD_LOG2), 0)
         run = gl.minimum(splits, MERGED) * blocks_of_split(batch, splits, blocks)
         largest = gl.maximum(largest, gl.max(gl.where(tiles > 0, run, 0), 0))
-    own, others = own * batch.heads_kv, others * (OTHER_PACE * batch.heads_kv)
+    own, tile = own * batch.heads_kv, others * OTHER_PACE / gl.maximum(tiles_there, 1)
     pairs, choice = gl.maximum(batch.sms // 2, 1), gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [1], [0]))
     programs = gl.where(choice == 31, batch.sms, pairs + choice * pairs // 32)
-    short = own * 17 < largest.to(gl.float32) * 16 * programs.to(gl.float32)
+    largest = largest.to(gl.float32)
+    short = own * 17 < largest * 16 * programs.to(gl.float32)
+    rounds = (items * batch.heads_kv + programs - 1) // programs
+    full = own * 16 >= largest * 15 * (rounds * programs).to(gl.float32)
     second = (programs - pairs).to(gl.float32) * (SECOND_GAINS / pairs)
-    done = own / pairs * gl.maximum(1.0 - second, LEAST_SHARE) * gl.where(short, SHORT_RUNS, 1.0)
-    end = done + gl.maximum(others - done * (batch.sms - programs).to(gl.float32), 0.0) / batch.sms
-    return gl.where(others > 0.0, gl.min(gl.where(end <= NEARLY * gl.min(end, 0), programs, batch.sms), 0), batch.sms)
+    done = (
+        own
+        / pairs
+        * gl.maximum(1.0 - second, LEAST_SHARE)
+        * gl.where(short, SHORT_RUNS, gl.where(full, 1.0, SHRINKING))
+    )
+    # Tiles there that have begun by then, on the SMs that they have at first, and that have ended.
+    laps = gl.minimum(done / gl.maximum(tile, 1.0), MOST_LAPS)
+    ended = laps.to(gl.int32)
+    begun = gl.where(ended.to(gl.float32) < laps, ended + 1, ended)
+    tiles_there, free = tiles_there * batch.heads_kv, batch.sms - programs
+    alone = gl.where(free > 0, (tiles_there + free - 1) // gl.maximum(free, 1), FAR)
+    # The last one ends on these SMs or on those of the programs here.
+    on_these = gl.minimum(alone, gl.maximum((tiles_there + programs * begun + batch.sms - 1) // batch.sms, begun))
+    on_those = gl.maximum((tiles_there - free * ended + batch.sms - 1) // batch.sms, 0)
+    end = gl.maximum(done, gl.minimum(on_these.to(gl.float32) * tile, done + on_those.to(gl.float32) * tile))
+    chosen = gl.min(gl.where(end <= NEARLY * gl.min(end, 0), programs, batch.sms), 0)
+    return gl.where(tiles_there > 0, chosen, batch.sms)
 
 
 @gluon.jit

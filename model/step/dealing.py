@@ -311,23 +311,24 @@ def _runs_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
     sequences = tuple(dealt.shared(q, k, batch.heads) for q, k in batch.lengths if dealt.takes(q * group))
     some = 0
     if dealt.beside:
-        some = programs_beside(sequences, _others(dealt, batch), sms, work.heads_kv, dealt.fold)
+        some = programs_beside(sequences, *_others(dealt, batch), sms, work.heads_kv, dealt.fold)
     runs = runs_of(sequences, some or sms, work.heads_kv, dealt.fold, dealt.shrinks)
     counts = shares_of(len(batch.lengths), half)
     return replace(dealt, runs=runs, programs=1, counts=counts, some=some if some < sms else 0)
 
 
-def _others(dealt: Dealing, batch: Batch) -> float:
-    """What the launch for more rows takes of a key head, in blocks of ``dealt``."""
+def _others(dealt: Dealing, batch: Batch) -> tuple[float, int]:
+    """What the launch for more rows takes of a key head, in blocks of ``dealt``, and its tiles."""
     heads = batch.heads
     left, right = limits(heads)
-    around, total = hopper_runs.OTHER_AROUND // dealt.tile_n, 0
+    around, total, tiles = hopper_runs.OTHER_AROUND // dealt.tile_n, 0, 0
     for q, k in batch.lengths:
         if (rows := q * heads.group_size) > hopper_runs.FEW_ROWS:
             blocks = -(-keys_seen(q, k, left, dealt.tile_n)[1] // dealt.tile_n)
             seen = blocks - (q // (2 * dealt.tile_n) if right < FAR else 0)
-            total += -(-rows // hopper_runs.OTHER_ROWS) * (seen + around)
-    return total * hopper_runs.other_pace(heads.head_dim_qk)
+            of_sequence = -(-rows // hopper_runs.OTHER_ROWS)
+            total, tiles = total + of_sequence * (seen + around), tiles + of_sequence
+    return total * hopper_runs.other_pace(heads.head_dim_qk), tiles
 
 
 def _mla(v: HopperMlaVariant, heads: Workload) -> Dealing:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 #: Beside a launch for sequences of more than so many rows: rows of a tile there, and keys in the time for which it does what is around its loop.
 FEW_ROWS, OTHER_ROWS, OTHER_AROUND = 64, 128, 1024
 #: What that launch takes for a block's keys of a tile, over what a program here takes for them, by head_dim; elsewhere as at 128.
@@ -17,8 +19,13 @@ OTHER_PACE = {64: 2.1, 128: 1.1, 256: 1.2}
 SECOND_GAINS, LEAST_SHARE = 0.42, 0.75
 #: What runs of groups of splits take longer than whole ones.
 SHORT_RUNS = 1.125
+#: What runs that shrink take longer than whole ones, where rounds of these are not nearly full: 32 sequences of 8192 keys took 390 us by 70
+#: programs and 320 by 88, of 4096 keys 203 by 82 and 173 by 66 (data/measured/h200_mixed_pairs.csv).
+SHRINKING = 1.2
 #: Programs of which the one that ends within so much of the first to end is taken, if it has fewer.
 NEARLY = 1.02
+#: Laps of the other launch's tiles that are told apart: of more the last one is no matter.
+MOST_LAPS = 100_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +81,33 @@ def other_pace(head_dim: int) -> float:
     return OTHER_PACE.get(head_dim, OTHER_PACE[128])
 
 
-def programs_beside(own: Iterable[Shared], others: float, sms: int, heads_kv: int, fold: int) -> int:
+def programs_beside(own: Iterable[Shared], others: float, tiles: int, sms: int, heads_kv: int, fold: int) -> int:
     """How many programs take items while the launch for more rows has the other SMs, and then all of them: as many as let both end first, and
-    no fewer than there are pairs of SMs, which share their way to memory.  The kernels' `programs_of`.
+    no fewer than there are pairs of SMs, which share their way to memory.  The kernels' `programs_of`, in float32 as they have it.
 
-    others: what that launch takes, in blocks of a key head.
+    others: what that launch takes, in blocks of a key head, for ``tiles``, which are not parted.
     """
-    if not others:
+    if not tiles:
         return sms
     items = [one for one in own if one.tiles]
-    blocks = heads_kv * sum(one.tiles * one.blocks for one in items)
-    largest = max((min(one.splits, fold**2) * one.each for one in items), default=0)
-    pairs = max(1, sms // 2)
-
-    def end(programs: int) -> float:
-        share = max(1.0 - (programs - pairs) * SECOND_GAINS / pairs, LEAST_SHARE)
-        done = blocks / pairs * share * (SHORT_RUNS if blocks * 17 < largest * 16 * programs else 1.0)
-        return done + max(others * heads_kv - done * (sms - programs), 0.0) / sms
-
-    ends = {programs: end(programs) for programs in [pairs + i * pairs // 32 for i in range(31)] + [sms]}
-    return min(programs for programs, found in ends.items() if found <= NEARLY * min(ends.values()))
+    largest = np.float32(max((min(one.splits, fold**2) * one.each for one in items), default=0))
+    merged = heads_kv * sum(one.tiles * -(-one.splits // fold**2) for one in items)
+    pairs, choice = max(1, sms // 2), np.arange(32)
+    programs = np.where(choice == 31, sms, pairs + choice * pairs // 32)
+    blocks = np.float32(heads_kv * sum(one.tiles * one.blocks for one in items))
+    short = blocks * 17 < largest * 16 * programs.astype(np.float32)
+    full = blocks * 16 >= largest * 15 * (-(-merged // programs) * programs).astype(np.float32)
+    second = (programs - pairs).astype(np.float32) * np.float32(SECOND_GAINS / pairs)
+    dealt = np.where(short, SHORT_RUNS, np.where(full, 1.0, SHRINKING)).astype(np.float32)
+    done = blocks / np.float32(pairs) * np.maximum(1 - second, np.float32(LEAST_SHARE)) * dealt
+    tile = np.float32(others) / np.float32(tiles)
+    # Tiles there that have begun by then, on the SMs that they have at first, and that have ended.
+    laps = np.minimum(done / max(tile, np.float32(1)), np.float32(MOST_LAPS))
+    ended, begun = np.floor(laps).astype(int), np.ceil(laps).astype(int)
+    there, free = tiles * heads_kv, sms - programs
+    alone = np.where(free > 0, -(-there // np.maximum(free, 1)), 1 << 29)
+    # The last one ends on these SMs or on those of the programs here.
+    on_these = np.minimum(alone, np.maximum(-(-(there + programs * begun) // sms), begun))
+    on_those = np.maximum(-(-(there - free * ended) // sms), 0)
+    end = np.maximum(done, np.minimum(on_these.astype(np.float32) * tile, done + on_those.astype(np.float32) * tile))
+    return int(programs[end <= np.float32(NEARLY) * end.min()].min())
