@@ -14,7 +14,7 @@ import statistics
 from functools import partial
 from typing import Any
 
-from measuring import evicting, graph_of, listing, nvidia_smi, tabulate, times_us
+from measuring import by_sdpa, evicting, graph_of, listing, nvidia_smi, tabulate, times_us
 
 #: (module, batch, query heads, key/value heads, queries, keys, window before the diagonal).
 PROBLEMS = (
@@ -60,15 +60,13 @@ def main() -> None:
 def cudnn_graph(q: Any, k: Any, v: Any, dout: Any, causal: bool) -> Any:
     """PyTorch's cuDNN backward pass of these tensors, without a mask or causal."""
     import torch
-    from torch.nn import functional as F  # noqa: N812
-    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     inputs = [x.detach().requires_grad_() for x in (q, k, v)]
     # Gradients run on the stream of their forward, which has to be the one that is captured.
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
-    with torch.cuda.stream(stream), sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        out = F.scaled_dot_product_attention(*inputs, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+    with torch.cuda.stream(stream):
+        out = by_sdpa("CUDNN", causal)(*inputs)
     return graph_of(lambda: torch.autograd.grad(out, inputs, dout, retain_graph=True), stream=stream)
 
 

@@ -18,12 +18,11 @@ import os
 import statistics
 import sys
 import time
+from functools import partial
 
 import torch
-import torch.nn.functional as F  # noqa: N812
-from measuring import csv_table, evicting, in_turns
+from measuring import by_sdpa, csv_table, evicting, in_turns
 from sweep_decode import fa3_forward
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tilecast.validation.lab.measure.telemetry import Nvml
 
@@ -93,15 +92,8 @@ def kernels(dim: int, length: int, causal: bool, absent: set[str]):  # type: ign
         if run is not None:
             found[module] = ((lambda run=run: run(q, k, v)), _version())
 
-    def sdpa(backend: SDPBackend):  # type: ignore[no-untyped-def]
-        def run() -> torch.Tensor:
-            with sdpa_kernel(backend):
-                return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-        return run
-
-    found["cuDNN (torch SDPA)"] = (sdpa(SDPBackend.CUDNN_ATTENTION), str(torch.backends.cudnn.version()))
-    found["FlashAttention-2 (torch SDPA)"] = (sdpa(SDPBackend.FLASH_ATTENTION), torch.__version__)
+    found["cuDNN (torch SDPA)"] = (partial(by_sdpa("CUDNN", causal), q, k, v), str(torch.backends.cudnn.version()))
+    found["FlashAttention-2 (torch SDPA)"] = (partial(by_sdpa("FLASH", causal), q, k, v), torch.__version__)
     if "--fa3" in sys.argv:
         found["FlashAttention-3 (vLLM)"] = (fa3(sys.argv[sys.argv.index("--fa3") + 1], q, k, v, causal), "vLLM 0.33.0")
     wanted = tuple(sys.argv[sys.argv.index("--peers") + 1].split(",")) if "--peers" in sys.argv else ("",)

@@ -16,11 +16,12 @@ import importlib.util
 import random
 import statistics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from h200_before_after import load
-from measuring import csv_table, evicting, graph_of, nvidia_smi, times_us
+from measuring import by_sdpa, csv_table, evicting, graph_of, nvidia_smi, times_us
 from sweep_decode import fa3_forward
 
 from tilecast.kernels import registry
@@ -64,8 +65,6 @@ def drawn(seed: int) -> list[tuple[str, Workload]]:
 def calls_of(s: Workload, fa3: Any, before: Path | None) -> dict[str, Callable[[], Any]]:
     """Name -> call that returns (batch, heads, seqlen, head_dim)."""
     import torch
-    import torch.nn.functional as F  # noqa: N812
-    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     import tilecast
 
@@ -87,12 +86,7 @@ def calls_of(s: Workload, fa3: Any, before: Path | None) -> dict[str, Callable[[
 
         found[BEFORE] = launch_before
     if not causal or s.seqlen_q == s.seqlen_k:
-
-        def cudnn() -> Any:
-            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-                return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=s.heads_q != s.heads_kv)
-
-        found["cuDNN"] = cudnn
+        found["cuDNN"] = partial(by_sdpa("CUDNN", causal), q, k, v)
     if fa3 is not None:
         packed = [x.flatten(0, 1) for x in rows]
         starts = [torch.arange(s.batch + 1, device="cuda", dtype=torch.int32) * n for n in (s.seqlen_q, s.seqlen_k)]

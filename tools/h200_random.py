@@ -22,7 +22,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from measuring import measured_on
+from measuring import by_sdpa, measured_on
 
 DIMS = ("64", "96", "128", "192/128", "256")
 KINDS = ("normal", "scaled", "sink", "rising", "hot rows", "dominant")
@@ -147,16 +147,9 @@ def forward_ratio(problem: dict[str, Any], dims: tuple[int, int], dtype: Any, se
     return float(((ours - true).abs() / step_of(true, dtype).clamp(min=2 * theirs)).max())
 
 
-def by_sdpa(q: Any, k: Any, v: Any, causal: bool) -> Any:
-    """PyTorch's flash kernel."""
-    import torch
-
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
-        made = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
-        )
-    return made.transpose(1, 2)
+def by_flash(q: Any, k: Any, v: Any, causal: bool) -> Any:
+    """PyTorch's flash kernel, of (batch, seqlen, heads, head_dim)."""
+    return by_sdpa("FLASH", causal)(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
 
 
 def gradient_ratios(
@@ -194,7 +187,7 @@ def gradient_ratios(
     causal = problem["mask"] == "causal"
     if problem["mask"] == "window" or dims[0] != dims[1] or (causal and problem["rows"] != problem["keys"]):
         return worst(ours), None
-    return worst(ours), worst(gradients(lambda *x: by_sdpa(*x, causal), False))
+    return worst(ours), worst(gradients(lambda *x: by_flash(*x, causal), False))
 
 
 def work(dim: str, dtype: str, given: argparse.Namespace) -> None:

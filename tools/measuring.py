@@ -44,6 +44,18 @@ def measured_on() -> dict[str, str]:
     }  # fmt: skip
 
 
+def by_sdpa(backend: str, causal: bool) -> Callable[[Any, Any, Any], Any]:
+    """PyTorch's attention by the CUDNN or FLASH backend: (q, k, v) -> out, each (batch, heads, seqlen, head_dim); causal masks begin top left."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        with sdpa_kernel(getattr(SDPBackend, f"{backend}_ATTENTION")):
+            return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+
+    return attend
+
+
 @contextmanager
 def csv_table(path: str | Path, fields: Sequence[str], *, more: bool = False) -> Iterator[Add]:  # fmt: skip
     """A CSV with ``fields``, those of `measured_on` filled in, as a function that adds a row and leaves it on the disk;

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from measuring import Add, csv_table, evicting, in_turns
+from measuring import Add, by_sdpa, csv_table, evicting, in_turns
 
 from tilecast.base.module_file import module_of
 from tilecast.validation.lab.measure.telemetry import Nvml
@@ -238,7 +238,6 @@ def ours(
 def peers(shape: Shape, tensors: tuple[Any, ...]) -> Iterator[tuple[str, Callable[[], object]]]:
     """Backward passes of PyTorch's SDPA and of the shipped kernels, whole."""
     import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from tilecast.kernels import registry
     from tilecast.kernels.launching import terms_shape
@@ -253,13 +252,9 @@ def peers(shape: Shape, tensors: tuple[Any, ...]) -> Iterator[tuple[str, Callabl
         yield entry.module, partial(module.launch, *given)
     if shape.mask == "window":
         return
-    for name, backend in (("sdpa flash", SDPBackend.FLASH_ATTENTION), ("sdpa cudnn", SDPBackend.CUDNN_ATTENTION)):
+    for name, backend in (("sdpa flash", "FLASH"), ("sdpa cudnn", "CUDNN")):
         inputs = [t.detach().requires_grad_() for t in (q, k, v)]
-        with sdpa_kernel(backend):
-            grouped = k.shape[1] != q.shape[1]
-            made = torch.nn.functional.scaled_dot_product_attention(
-                *inputs, is_causal=shape.mask == "causal", enable_gqa=grouped
-            )
+        made = by_sdpa(backend, shape.mask == "causal")(*inputs)
         yield name, partial(torch.autograd.grad, made, inputs, dout, retain_graph=True)
     if importlib.util.find_spec("flash_attn") and importlib.util.find_spec("cutlass"):
         from flash_attn.cute import flash_attn_func  # type: ignore[import-not-found]

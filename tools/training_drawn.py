@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from measuring import (
+    by_sdpa,
     drawing,
     evicting,
     first_line,
@@ -212,22 +213,17 @@ def ours(problem: Drawn, fallback: str | None) -> Attend:
 def peers(problem: Drawn, fa3: Any) -> dict[str, Attend]:
     """Name -> the same by another kernel; all but fa3's have gradients."""
     import torch
-    from torch.nn import functional as F  # noqa: N812
-    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     mask, left, right = problem.limits
-    causal, grouped = mask == "causal", problem.heads[0] != problem.heads[1]
+    causal = mask == "causal"
 
     def aligned(x: Any) -> Any:
         """Copied where rows do not start at 16 bytes: there PyTorch 2.11's flash kernel faults, and FA3 was not built for it."""
         return x.contiguous() if problem.layout == "odd" else x
 
-    def by_sdpa(backend: Any) -> Attend:
-        def call(q: Any, k: Any, v: Any) -> Any:
-            with sdpa_kernel(backend):
-                return F.scaled_dot_product_attention(*map(aligned, (q, k, v)), is_causal=causal, enable_gqa=grouped)
-
-        return call
+    def of_pytorch(backend: str) -> Attend:
+        attend = by_sdpa(backend, causal)
+        return lambda q, k, v: attend(*map(aligned, (q, k, v)))
 
     def by_flash(q: Any, k: Any, v: Any) -> Any:
         rows = [aligned(x).transpose(1, 2) for x in (q, k, v)]
@@ -252,7 +248,7 @@ def peers(problem: Drawn, fa3: Any) -> dict[str, Attend]:
 
     found: dict[str, Attend] = {}
     if mask == "none" or (causal and problem.queries == problem.keys):
-        found["cudnn"], found["flash"] = by_sdpa(SDPBackend.CUDNN_ATTENTION), by_sdpa(SDPBackend.FLASH_ATTENTION)
+        found["cudnn"], found["flash"] = of_pytorch("CUDNN"), of_pytorch("FLASH")
     else:  # SDPA's causal masks begin top left, and it has no windows
         found["flash"] = by_flash
     if fa3 is not None:
