@@ -128,6 +128,7 @@ Item = namedtuple("Item", "b head_kv tile split splits q_len k_len low high begi
 # keys of those; and the place in memory where what it has waits between them.
 Deal = namedtuple("Deal", "team each more whole total low high apart")
 # Whether some chunks may be done apart, which join the others when all else is done; how many of an item, and the first slot that they wait in.
+# Of those that are in a group that began before the piece each waits for itself, the others with their group: that has the same bits wherever it is.
 Piece = namedtuple("Piece", "item low from_chunk to_chunk chunks first blocks place apart slot")
 
 
@@ -748,6 +749,19 @@ def goes_on(number, chunks, level):
 
 
 @gluon.jit
+def first_together(piece, number):
+    """The first chunk of those done apart that a chunk waits together with."""
+    group = number // MERGED * MERGED
+    return gl.where(group < piece.from_chunk, number, group)
+
+
+@gluon.jit
+def last_together(piece, first):
+    """The last one of those that begin with a chunk, in whose slot they wait."""
+    return gl.where(first % MERGED > 0, first, gl.minimum(first + MERGED, piece.to_chunk) - 1)
+
+
+@gluon.jit
 def parked(scratch, place, level, SIDE: gl.constexpr):
     """Where half of O waits between chunks: behind the maxima and sums of all programs."""
     programs = own_copy(gl.num_programs(0))
@@ -1284,6 +1298,27 @@ def with_chunks_before(piece, number, row_max, row_sum, o, m, row, count, link, 
 
 
 @gluon.jit
+def wait_apart(piece, number, row_max, row_sum, o, m, row, count, link, items, scratch):
+    """The next message, once what a chunk has waits apart, alone or with those before it of its group."""
+    first = first_together(piece, number)
+    last = last_together(piece, first)
+    at, sums = kept_apart(scratch, piece, last, 0), kept_apart(scratch, piece, last, 2) + row
+    if number > first:
+        row_max, before, after = weights(items.stats.index(0).load(SCORE_ROWS), row_max)
+        row_sum = blend(items.stats.index(1).load(SCORE_ROWS), before, row_sum, after)
+        added(o, at, count, before, after)
+        tell(link, m, (before, after))
+    else:
+        park_all(o, at, count)
+        tell(link, m, ())
+    items.stats.index(0).store(row_max)
+    items.stats.index(1).store(row_sum)
+    gl.store(sums, row_max)
+    gl.store(sums + TILE_M, row_sum)
+    return m + 1
+
+
+@gluon.jit
 def end_item(
     piece, row_max, row_sum, o, m, link, items, batch, rows, scratch, ONE: gl.constexpr, CHAINED: gl.constexpr
 ):
@@ -1383,12 +1418,7 @@ def attend_item(
             o = o * gl.load(rows.v_scales + item.b * rows.stride_vb)
         if CHAINED:
             if piece.apart > 0:
-                kept = kept_apart(scratch, piece, number, 2) + row
-                gl.store(kept, row_max)
-                gl.store(kept + TILE_M, row_sum)
-                park_all(o, kept_apart(scratch, piece, number, 0), count)
-                tell(link, m, ())
-                m += 1
+                m = wait_apart(piece, number, row_max, row_sum, o, m, row, count, link, items, scratch)
             else:
                 row_max, row_sum, o, m = with_chunks_before(
                     piece, number, row_max, row_sum, o, m, row, count, link, items, batch, scratch
@@ -1416,9 +1446,11 @@ def join_item(piece, turn, n, m, link, items, batch, rows, scratch, ONE: gl.cons
             items.stats.index(i).store(gl.load(sums_parked(scratch, piece.place, i) + row))
         row_max, row_sum = items.stats.index(0).load(SCORE_ROWS), items.stats.index(1).load(SCORE_ROWS)
         o = unparked((), parked(scratch, piece.place, 0, 0), gl.where(piece.from_chunk % MERGED > 0, count, 0))
-        for number in range(piece.from_chunk, piece.from_chunk + piece.apart):
-            at = kept_apart(scratch, piece, number, 0)
-            known, sums = first_parked(at, count), kept_apart(scratch, piece, number, 2) + row
+        number = piece.from_chunk
+        while number < piece.to_chunk:
+            last = last_together(piece, number)
+            at = kept_apart(scratch, piece, last, 0)
+            known, sums = first_parked(at, count), kept_apart(scratch, piece, last, 2) + row
             chunk_max, chunk_sum = gl.load(sums), gl.load(sums + TILE_M)
             if number % MERGED > 0:
                 row_max, before, after = weights(row_max, chunk_max)
@@ -1430,7 +1462,7 @@ def join_item(piece, turn, n, m, link, items, batch, rows, scratch, ONE: gl.cons
                 row_max, row_sum, o = chunk_max, chunk_sum, unparked(known, at, count)
             items.stats.index(0).store(row_max)
             items.stats.index(1).store(row_sum)
-            if joins(number, chunks, 1):
+            if joins(last, chunks, 1):
                 row_max, before, after = weights(items.stats.index(2).load(SCORE_ROWS), row_max)
                 row_sum = blend(items.stats.index(3).load(SCORE_ROWS), before, row_sum, after)
                 at = parked(scratch, piece.place, 1, 0)
@@ -1438,10 +1470,11 @@ def join_item(piece, turn, n, m, link, items, batch, rows, scratch, ONE: gl.cons
                 tell(link, m, (before, after))
                 m += 1
                 o = joined(known, at, count, o, before, after)
-            if (level_of(number) == 1) & (number + 1 < chunks):
+            if (level_of(last) == 1) & (last + 1 < chunks):
                 items.stats.index(2).store(row_max)
                 items.stats.index(3).store(row_sum)
                 park_all(o, parked(scratch, piece.place, 1, 0), count)
+            number = last + 1
         if (piece.to_chunk < chunks) & (piece.to_chunk % MERGED > 0):
             park_all(o, parked(scratch, piece.place, 0, 0), count)
         m = end_item(piece, row_max, row_sum, o, m, link, items, batch, rows, scratch, ONE, True)
@@ -1526,6 +1559,20 @@ def right_with_chunks_before(piece, number, o, m, count, link, batch, scratch):
 
 
 @gluon.jit
+def wait_apart_right(piece, number, o, m, count, link, scratch):
+    """The same of the right half of O."""
+    first = first_together(piece, number)
+    at = kept_apart(scratch, piece, last_together(piece, first), 1)
+    if number > first:
+        before, after = told(link, m, 2)
+        added(o, at, count, before, after)
+    else:
+        told(link, m, 0)
+        park_all(o, at, count)
+    return m + 1
+
+
+@gluon.jit
 def end_right(piece, o, m, link, batch, rows, scratch, ONE: gl.constexpr, CHAINED: gl.constexpr):
     """The next message, once the right half of an item has become results, or waits for another program."""
     item = piece.item
@@ -1574,9 +1621,7 @@ def right_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, ONE: 
             o = o * gl.load(rows.v_scales + item.b * rows.stride_vb)
         if CHAINED:
             if piece.apart > 0:
-                told(link, m, 0)
-                m += 1
-                park_all(o, kept_apart(scratch, piece, number, 1), count)
+                m = wait_apart_right(piece, number, o, m, count, link, scratch)
             else:
                 o, m = right_with_chunks_before(piece, number, o, m, count, link, batch, scratch)
         total = o
@@ -1596,8 +1641,10 @@ def join_right(piece, turn, n, m, link, batch, rows, scratch, ONE: gl.constexpr)
     if piece.apart > 0:
         take_over(scratch, batch, 1)
         o = unparked((), parked(scratch, piece.place, 0, 1), gl.where(piece.from_chunk % MERGED > 0, count, 0))
-        for number in range(piece.from_chunk, piece.from_chunk + piece.apart):
-            at = kept_apart(scratch, piece, number, 1)
+        number = piece.from_chunk
+        while number < piece.to_chunk:
+            last = last_together(piece, number)
+            at = kept_apart(scratch, piece, last, 1)
             known = first_parked(at, count)
             if number % MERGED > 0:
                 before, after = told(link, m, 2)
@@ -1605,14 +1652,15 @@ def join_right(piece, turn, n, m, link, batch, rows, scratch, ONE: gl.constexpr)
                 o = joined(known, at, count, o, before, after, True)
             else:
                 o = unparked(known, at, count)
-            if joins(number, chunks, 1):
+            if joins(last, chunks, 1):
                 at = parked(scratch, piece.place, 1, 1)
                 known = first_parked(at, count)
                 before, after = told(link, m, 2)
                 m += 1
                 o = joined(known, at, count, o, before, after)
-            if (level_of(number) == 1) & (number + 1 < chunks):
+            if (level_of(last) == 1) & (last + 1 < chunks):
                 park_all(o, parked(scratch, piece.place, 1, 1), count)
+            number = last + 1
         if (piece.to_chunk < chunks) & (piece.to_chunk % MERGED > 0):
             park_all(o, parked(scratch, piece.place, 0, 1), count)
         m = end_right(piece, o, m, link, batch, rows, scratch, ONE, True)

@@ -184,8 +184,9 @@ class Runs:
     joining: _Ints
 
 
-def in_runs(units: tuple[_Ints, ...], owners: _Ints, teams: int, heads_kv: int, most_apart: int) -> Runs:
-    """What each program has where ``teams`` of each head share a launch's splits in their order, of runs of up to ``most_apart`` some apart.
+def in_runs(units: tuple[_Ints, ...], owners: _Ints, teams: int, heads_kv: int, most_apart: int, together: int) -> Runs:
+    """What each program has where ``teams`` of each head share a launch's splits in their order, of runs of up to ``most_apart`` some apart,
+    of which those of groups of ``together`` that begin in the run join as one.
 
     Units have a number for each split and head, heads first; ``owners`` say of which tile a split is.
     """
@@ -200,6 +201,9 @@ def in_runs(units: tuple[_Ints, ...], owners: _Ints, teams: int, heads_kv: int, 
     starts = np.cumsum(splits) - splits
     apart = np.minimum(bounds[1:], (starts + splits)[first]) - bounds[:-1]
     apart[(bounds[:-1] == starts[first]) | (share + 1 >= splits[first]) | (share > most_apart)] = 0
+    begin = bounds[:-1] - starts[first]
+    alone = np.minimum(-begin % together, apart)
+    apart = alone + -(-(apart - alone) // together)
     joining = (apart > 0).astype(np.int64)
     for team in range(1, teams):
         if apart[team] and first[team] == first[team - 1]:
@@ -251,7 +255,7 @@ def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
     runs = None
     if dealt.teams:
         units = tuple(np.concatenate(x) for x in (blocks, keys, joins, masked))
-        runs = in_runs(units, np.concatenate(owners), dealt.teams, heads_kv, dealt.most_apart)
+        runs = in_runs(units, np.concatenate(owners), dealt.teams, heads_kv, dealt.most_apart, dealt.together)
         blocks, keys, joins, masked = ([x] for x in runs.sums)
         tile = [np.full(len(runs.pieces), -1)]
     found = Items(

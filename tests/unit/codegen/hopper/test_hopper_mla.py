@@ -127,6 +127,30 @@ def test_runs_of_chunks_that_end_inside_tiles_give_the_bits_of_splits(heads, pro
     assert all(map(torch.equal, *found))
 
 
+@pytest.mark.parametrize("mode", [("late",), ("random", 4)], ids=str)
+def test_groups_of_chunks_done_apart_wait_as_one_with_the_bits_of_splits(mode, kernel) -> None:
+    """Of a run that begins inside a tile the chunks of whole groups, and those of the group that it ends in, join before they wait."""
+    problem, columns = latent(((1, 1000), (1, 830), (1, 1000))), NARROW[1]
+    module = kernel(replace(SMALL, merged=4, most_splits=16), problem.dims, *mode)
+    found = []
+    for sms in (4, 132):
+        made = make(problem)
+        sizes = module.scratch(3, 1, 16, 1, 1000, sms)
+        work = [torch.zeros(n, dtype=kind) for n, kind in zip(sizes, (torch.float32, torch.int32), strict=True)]
+        work[0].fill_(float("nan"))
+        made.lists["work"] = work
+        _, out, lse = launch(module, problem, made, sms)
+        assert not work[1].any()
+        found.append((out, lse))
+        if sms == 4:
+            # Runs of 12, 11, 11, 11: 12-15; 7, 8-11, 12; 5, 6, 7, 8-11, 12-15.
+            unit = 64 * (columns + 2)
+            apart = work[0][sms * 64 * (4 + 4 * columns) :]
+            apart = apart[: len(apart) // unit * unit].view(-1, unit)
+            assert int((~apart[:, 0].isnan()).sum()) == 9
+    assert all(map(torch.equal, *found))
+
+
 def test_the_chosen_variant_can_be_written_and_round_trips() -> None:
     chip = load_machine("h200-sxm")
     workload = Workload(batch=2, heads_q=128, heads_kv=1, seqlen_q=1, seqlen_k=8192, head_dim_qk=576, head_dim_v=512)
