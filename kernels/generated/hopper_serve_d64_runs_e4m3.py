@@ -51,16 +51,6 @@ FOLD, FOLD_LOG2 = gl.constexpr(4), gl.constexpr(2)
 MERGED = gl.constexpr(16)  # splits that are merged at a time
 FEW_MERGED, MANY_MERGED = 4, 8  # rows that are merged at a time where no sequence has more, and otherwise
 FEW_PLANNED, MANY_PLANNED = 32, 128  # sequences that a program looks at together to find its work
-# Beside a launch for more than FEW_ROWS rows: rows of a tile there; the time it takes for a block's keys, over that for a block here, and for what is
-# around its loop, in blocks; what items take less where pairs of SMs have two programs, and the least they come to; what runs of FOLD splits
-# take longer than runs of MERGED, and runs that shrink, because rounds of these are not nearly full; how much later may end what is taken
-# because it has fewer programs.
-FEW_ROWS, OTHER_ROWS = gl.constexpr(64), gl.constexpr(128)
-OTHER_PACE, OTHER_AROUND = gl.constexpr(2.1), gl.constexpr(8)
-SECOND_GAINS, LEAST_SHARE = gl.constexpr(0.42), gl.constexpr(0.75)
-SHORT_RUNS, SHRINKING = gl.constexpr(1.125), gl.constexpr(1.2)
-NEARLY = gl.constexpr(1.02)
-MOST_LAPS = gl.constexpr(100000.0)  # of tiles there that are told apart
 FAR = gl.constexpr(1 << 29)  # more keys than a sequence has, more pages than a pool
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # finite, so that a row that saw no key yet never computes inf - inf
 LN2 = gl.constexpr(0.6931471805599453)
@@ -243,59 +233,6 @@ def run_of(batch, splits, blocks, still):
     taken = gl.where(group * (16 * batch.sms) <= share, group, each)
     fits = groups * (16 * batch.sms) <= share
     return gl.where(fits, 2 * FOLD_LOG2, run), gl.where(fits, groups, taken)
-
-
-@gluon.jit
-def programs_of(batch, PLANNED: gl.constexpr):
-    """How many programs take items while the launch for more rows has the other SMs, and then all of them: as many as let both end first,
-    going by their blocks and by tiles there, which are not parted, and no fewer than there are pairs of SMs, which share their way to memory."""
-    layout: gl.constexpr = gl.BlockedLayout([max(1, PLANNED // 32)], [32], [1], [0])
-    own, others, largest, items, tiles_there = 0.0, 0.0, 0, 0, 0
-    for first in range(0, batch.count, PLANNED):
-        b = first + gl.arange(0, PLANNED, layout=layout)
-        q_len, k_len = lengths(batch, b, b < batch.count)
-        tiles, splits, _, blocks = shares(batch, q_len, k_len)
-        more = gl.where(q_len * batch.group > FEW_ROWS, (q_len * batch.group + OTHER_ROWS - 1) // OTHER_ROWS, 0)
-        seen = blocks - gl.where(batch.right < FAR, q_len // (2 * TILE_N), 0)  # by the middle one of its queries
-        own += gl.sum((tiles * blocks).to(gl.float32), 0)
-        others += gl.sum(more.to(gl.float32) * (seen + OTHER_AROUND).to(gl.float32), 0)
-        tiles_there += gl.sum(more, 0)
-        items += gl.sum(tiles * (splits + (MERGED - 1) >> 2 * FOLD_LOG2), 0)
-        run = gl.minimum(splits, MERGED) * blocks_of_split(batch, splits, blocks)
-        largest = gl.maximum(largest, gl.max(gl.where(tiles > 0, run, 0), 0))
-    own, tile = own * batch.heads_kv, others * OTHER_PACE / gl.maximum(tiles_there, 1)
-    pairs, choice = gl.maximum(batch.sms // 2, 1), gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [1], [0]))
-    programs = gl.where(choice == 31, batch.sms, pairs + choice * pairs // 32)
-    largest = largest.to(gl.float32)
-    short = own * 17 < largest * 16 * programs.to(gl.float32)
-    rounds = (items * batch.heads_kv + programs - 1) // programs
-    full = own * 16 >= largest * 15 * (rounds * programs).to(gl.float32)
-    second = (programs - pairs).to(gl.float32) * (SECOND_GAINS / pairs)
-    done = (
-        own
-        / pairs
-        * gl.maximum(1.0 - second, LEAST_SHARE)
-        * gl.where(short, SHORT_RUNS, gl.where(full, 1.0, SHRINKING))
-    )
-    # Tiles there that have begun by then, on the SMs that they have at first, and that have ended.
-    laps = gl.minimum(done / gl.maximum(tile, 1.0), MOST_LAPS)
-    ended = laps.to(gl.int32)
-    begun = gl.where(ended.to(gl.float32) < laps, ended + 1, ended)
-    tiles_there, free = tiles_there * batch.heads_kv, batch.sms - programs
-    alone = gl.where(free > 0, (tiles_there + free - 1) // gl.maximum(free, 1), FAR)
-    # The last one ends on these SMs or on those of the programs here.
-    on_these = gl.minimum(alone, gl.maximum((tiles_there + programs * begun + batch.sms - 1) // batch.sms, begun))
-    on_those = gl.maximum((tiles_there - free * ended + batch.sms - 1) // batch.sms, 0)
-    end = gl.maximum(done, gl.minimum(on_these.to(gl.float32) * tile, done + on_those.to(gl.float32) * tile))
-    chosen = gl.min(gl.where(end <= NEARLY * gl.min(end, 0), programs, batch.sms), 0)
-    return gl.where(tiles_there > 0, chosen, batch.sms)
-
-
-@gluon.jit
-def place_of_sm(sms):
-    """This program's SM among all, those that are the first of their pair before the others: where programs lie is not theirs to say."""
-    sm = gl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1)
-    return (sm >> 1) + gl.where(sm % 2 == 1, (sms + 1) // 2, 0)
 
 
 @gluon.jit
@@ -588,33 +525,6 @@ def load_role(
             load_item(item, pages, n, k_desc, v_desc, ring, batch, PAGE)
     else:
         turn, done, begun, number, programs = gl.to_tensor(0), 0, 0, own_copy(gl.program_id(0)), gl.num_programs(0)
-        if BESIDE % 2 == 1:
-            some = programs_of(batch, PLANNED)
-            takes = (number == 0) | (place_of_sm(batch.sms) < some)
-            number, programs = gl.to_tensor(FAR), 0
-            if takes:
-                number = gl.atomic_add(taken, 1, sem="relaxed")
-            # The others look for no item, and leave their SMs to the next launch.
-            batch = Batch(
-                batch.cu_q,
-                batch.cu_k,
-                batch.used_k,
-                batch.table,
-                batch.slots,
-                batch.stride_table,
-                gl.where(takes, batch.count, 0),
-                batch.heads_kv,
-                batch.group,
-                batch.seqlen_q,
-                batch.seqlen_k,
-                batch.split_bits,
-                batch.split_log2,
-                batch.left,
-                batch.right,
-                batch.rows_min,
-                batch.rows_max,
-                some,
-            )
         rows = Rows(
             rows.q,
             rows.out,
