@@ -4,7 +4,8 @@
 
 Mixed batches: a chunk of 512 to 2048 queries of one sequence beside 8 to 128 sequences that decode, 32/8 heads, head_dim 128, pages of
 16, 64 and 128, in one call of `tilecast.attention_kvcache`.  Packed: sequences of unequal lengths drawn as training draws them, in one
-call of `tilecast.attention_varlen`.  Each is a CUDA graph of one call, L2 evicted before, in turns; medians and the range.
+call of `tilecast.attention_varlen` with one list of where queries and keys begin; `two_lists_us` with a copy of it for the keys, whose
+result has the `same_bits`.  Each is a CUDA graph of one call, L2 evicted before, in turns; medians and the range.
 `kernel_us` and `portable_us` time the launch for many rows alone, by the kernel for Hopper and by the portable one.  LIBRARY is
 FlashAttention-3 as vLLM builds it; flash-attn-4 is timed where it can be imported, on packed sequences.
 """
@@ -35,7 +36,7 @@ PACKED = ((16384, 4096, 1, 32, 8, 128, True), (16384, 4096, 2, 16, 16, 128, True
 LEAST_ROWS = 65
 FIELDS = ("gpu", "date", "driver", "torch", "triton", "point", "lengths", "heads_q", "heads_kv", "head_dim", "page", "causal", "tilecast_us",
           "tilecast_low_us", "tilecast_high_us", "kernel_us", "portable_us", "fa3_us", "fa3_low_us", "fa3_high_us", "fa4_us", "fa4_low_us",
-          "fa4_high_us", "prefill_tflops", "largest_difference", "sm_clock_mhz")  # fmt: skip
+          "fa4_high_us", "two_lists_us", "same_bits", "prefill_tflops", "largest_difference", "sm_clock_mhz")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ def inputs(point: Point) -> dict[str, Any]:
     }  # fmt: skip
     if not point.page:
         shape = (sum(keys), heads_kv, dim)
-        return {**made, "k": numbers(*shape), "v": numbers(*shape), "starts_k": whole(starts[1])}
+        starts_k = made["starts_q"] if queries == keys else whole(starts[1])
+        return {**made, "k": numbers(*shape), "v": numbers(*shape), "starts_k": starts_k}
     table, pages = block_table(keys, point.page)
     shape = (pages, point.page, heads_kv, dim)
     return {**made, "k": numbers(*shape), "v": numbers(*shape), "used": whole(keys), "table": table}
@@ -120,7 +122,9 @@ def one_kernel(name: str, x: dict[str, Any], causal: bool) -> Callable[[], Any]:
     import torch
 
     module = importlib.import_module(f"tilecast.kernels.generated.{name}")
-    parted = {"tokens": x["q"].shape[0], "least": LEAST_ROWS} if hasattr(module, "parts") else {}
+    parted = {}
+    if hasattr(module, "parts"):
+        parted = {"tokens": x["q"].shape[0], "least": LEAST_ROWS, "alike": x["starts_q"] is x["starts_k"]}
     out, sms = torch.empty_like(x["q"]), torch.cuda.get_device_properties(0).multi_processor_count
     batch, heads_kv = x["starts_q"].shape[0] - 1, x["k"].shape[-2]
     sizes = module.scratch(batch, heads_kv, x["q"].shape[1] // heads_kv, *x["most"], sms, **parted)
@@ -164,6 +168,8 @@ def measure(point: Point, fa3: Any, rounds: int, evict: Any) -> dict[str, Any]:
     """One row of the table, without what is the same in all."""
     x = inputs(point)
     calls = {"tilecast": ours(x, point.causal), **peers(x, point.causal, fa3)}
+    if x["starts_k"] is x["starts_q"]:
+        calls["two_lists"] = ours({**x, "starts_k": x["starts_q"].clone()}, point.causal)
     for name, module in (("kernel", "hopper_prefill_d"), ("portable", "triton_serve_prefill_d")):
         suffix = "_h200" if name == "portable" else ""
         calls[name] = one_kernel(f"{module}{point.dim}{suffix}", x, point.causal)
@@ -186,8 +192,10 @@ def measure(point: Point, fa3: Any, rounds: int, evict: Any) -> dict[str, Any]:
     }  # fmt: skip
     for name, values in found.items():
         row[f"{name}_us"] = round(medians[name], 2)
-        if name not in ("kernel", "portable"):
+        if name not in ("kernel", "portable", "two_lists"):
             row |= {f"{name}_low_us": round(min(values), 2), f"{name}_high_us": round(max(values), 2)}
+    if "two_lists" in calls:
+        row["same_bits"] = bool((calls["tilecast"]() == calls["two_lists"]()).all())
     theirs = next((name for name in ("fa3", "fa4") if name in graphs), "")
     if theirs:
         row["largest_difference"] = f"{float((calls['tilecast']().float() - calls[theirs]().float()).abs().max()):.2e}"

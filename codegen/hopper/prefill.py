@@ -45,7 +45,7 @@ _REGISTERS = {1: (240, 104, 240), 2: (216, 80, 168), 3: (152, 56, 128)}
 _WIDE = (224, 64, 168)
 
 _PARTED_PLACES = (
-    "how, places, most_tiles, most = _dealing(batch, heads_kv, group, seqlen_q, seqlen_k, sms, None if cu_q is None else q.shape[0], max(rows[0], 1), window[0])",
+    "how, places, most_tiles, most = _dealing(batch, heads_kv, group, seqlen_q, seqlen_k, sms, None if cu_q is None else q.shape[0], max(rows[0], 1), window[0], alike)",
     "need, room = _room(how, places), [x.shape[0] for x in work]",
     "if room[0] < need[0] or room[1] < need[1]:",
     '    raise ValueError(f"work: expected room for {need} numbers, as scratch says, got {room}")',

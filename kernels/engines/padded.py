@@ -30,7 +30,9 @@ def attend(
         return made
     real_q = real[:, -q.shape[1] :]
     lengths_q, lengths_k = real_q.sum(1), real.sum(1)
-    starts_q, starts_k = (_starts(lengths) for lengths in (lengths_q, lengths_k))
+    starts_k = _starts(lengths_k)
+    # One list of both, where it is one, is faster.
+    starts_q = starts_k if real_q.shape == real.shape else _starts(lengths_q)
     out = q.new_zeros(*q.shape[:3], v.shape[3])
     out[real_q] = attention_varlen(
         q[real_q], k[real], v[real], starts_q, starts_k, int(lengths_q.max()), int(lengths_k.max()), **rest

@@ -715,14 +715,25 @@ def blocks_of(batch, item, part, PARTS: gl.constexpr):
 
 
 @gluon.jit
+def hand_out(item, part, turn, q, items, queries, batch, PARTS: gl.constexpr):
+    """Says what the tile of a turn is and copies its Q."""
+    tell(items, turn, item, part, PARTS)
+    for g in gl.static_range(WARPGROUPS):
+        load_q(q, turn * WARPGROUPS + g, item, g * ROWS, queries, batch)
+
+
+@gluon.jit
 def take_item(item, part, turn, q, items, queries, batch, PARTS: gl.constexpr):
-    """Copies Q of a tile and says what the tile is; nothing where it has none of a part of the keys."""
-    begin, end = blocks_of(batch, item, part, PARTS)
-    if begin < end:
-        tell(items, turn, item, part, PARTS)
-        for g in gl.static_range(WARPGROUPS):
-            load_q(q, turn * WARPGROUPS + g, item, g * ROWS, queries, batch)
-    return gl.where(begin < end, turn + 1, turn)
+    """Hands out a tile, or nothing where it has no key of a part: the number of the next turn."""
+    if PARTS >= 2:
+        begin, end = blocks_of(batch, item, part, PARTS)
+        if begin < end:
+            hand_out(item, part, turn, q, items, queries, batch, PARTS)
+        turn = gl.where(begin < end, turn + 1, turn)
+    else:
+        hand_out(item, part, turn, q, items, queries, batch, PARTS)
+        turn += 1
+    return turn
 
 
 @gluon.jit
@@ -1576,25 +1587,33 @@ def _wanted(tiles, keys):
     return max(1, min(twice if 2 * once < twice <= most else once, most))
 
 
-def _dealing(batch, heads_kv, group, seqlen_q, seqlen_k, sms, tokens, least, left):
+def _dealing(batch, heads_kv, group, seqlen_q, seqlen_k, sms, tokens, least, left, alike=False):
     """(how parts are taken in, places for what they leave, most tiles, most parts of one): 0, no sequence has any; 1, a program those of a tile one after the other;
-    2, programs one each; 3, those of far longer tiles than others one each.  All give the same bits.
+    2, programs one each; 3, those of far longer tiles than others one each.  All give the same bits.  alike: each sequence has as many keys as queries.
     """
     keys = -(-seqlen_k // TILE_N.value) * TILE_N.value
     if left >= 0:
         keys = min(keys, seqlen_q + left + 2 * TILE_N.value)
-    tiles = -(-seqlen_q * group // TILE_M.value)
-    most = _wanted(tiles * heads_kv, keys)
-    total = batch * tiles
+    tiles = -(-(seqlen_q if tokens is None else min(seqlen_q, tokens)) * group // TILE_M.value)
+    # Parts of a sequence of so many tiles, which hold all its queries.
+    wanted = {}
+    for count in (tiles,) if tokens is None else (*range(1, min(tiles, SMS.value) + 1), tiles):
+        own = -(-(count * TILE_M.value // group) // TILE_N.value) * TILE_N.value if alike else keys
+        wanted[count] = _wanted(count * heads_kv, min(keys, own))
+    most, total = wanted[tiles], batch * tiles
     if tokens is not None and batch > 1:
         # Sequences of any lengths up to the longest, fewest rows and in all as many queries.
-        most = max(_wanted(count * heads_kv, keys) for count in range(1, min(tiles, SMS.value) + 1))
+        most = max(wanted.values())
         total = min(total, tokens * group // TILE_M.value + batch, tokens * group // least)
-    if most < 2:
-        return 0, 0, total * heads_kv, 1
     total *= heads_kv
+    if most < 2:
+        return 0, 0, total, 1
     slots = total * most
-    if 3 * -(-total // sms) * most <= 4 * -(-slots // sms) or slots * WARPGROUPS.value * UNIT.value > MOST_NUMBERS:
+    few = 3 * -(-total // sms) * most <= 4 * -(-slots // sms)
+    if batch == 1:
+        # One sequence is taken to have all of q's queries; where its list says fewer there is room for what it leaves.
+        slots = max(count * parts for count, parts in wanted.items()) * heads_kv
+    if few or slots * WARPGROUPS.value * UNIT.value > MOST_NUMBERS:
         how = 1 if batch == 1 else 3
         return how, CHAINED.value * sms + (min(PLACES.value, slots) if how == 3 else 0), total, most
     return 2, slots, total, most
@@ -1605,22 +1624,23 @@ def _room(how, slots, *_):
     return max(1, slots * WARPGROUPS.value * UNIT.value), 2 + (slots * WARPGROUPS.value if how >= 2 else 0)
 
 
-def scratch(batch, heads_kv, group, seqlen_q, seqlen_k, sms, tokens=None, least=1, left=-1):
+def scratch(batch, heads_kv, group, seqlen_q, seqlen_k, sms, tokens=None, least=1, left=-1, alike=False):
     """(float32 of partial outputs with their maxima and sums, int32 of counters) that a launch works in on a device of `sms`.
 
     The counters must be 0 before the first launch; every launch leaves them so.  tokens: of all sequences, where they differ in length; least:
-    rows of a sequence that the launch works on; left: of the window.
+    rows of a sequence that the launch works on; left: of the window; alike: as of `plan`.
     """
-    return _room(*_dealing(batch, heads_kv, group, seqlen_q, seqlen_k, sms, tokens, least, left))
+    return _room(*_dealing(batch, heads_kv, group, seqlen_q, seqlen_k, sms, tokens, least, left, alike))
 
 
-def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, work, sms, beside=0):
+def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, work, sms, beside=0, alike=False):
     """Grid, arguments but the two scales, flags, grid and arguments of the launch that merges (None: nothing is merged there); ValueError for what the kernel does not take.
 
     lists: cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks, k_descale, v_descale, each a tensor or None; seqlen_q,
     seqlen_k: no sequence has more; window: (left, right), -1 for no limit; capped: whether there is a softcap; rows: (fewest, most) rows of the sequences to
     work on; work: the tensors of `scratch`; sms: of the device; beside: 1 where the next launch, for other rows, may begin
-    before this one ends, and 2 where this one may before the one before has, added up.
+    before this one ends, and 2 where this one may before the one before has, added up; alike: whether
+    each sequence surely has as many keys as queries.
     """
     cu_q, cu_k, used_k, table, slots, sinks, k_scales, v_scales = lists
     heads_q, heads_kv = q.shape[-2], k.shape[-2]
@@ -1668,6 +1688,7 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
         None if cu_q is None else q.shape[0],
         max(rows[0], 1),
         window[0],
+        alike,
     )
     need, room = _room(how, places), [x.shape[0] for x in work]
     if room[0] < need[0] or room[1] < need[1]:
@@ -1777,6 +1798,9 @@ def launch(
         import torch
 
         sms = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 2
+    alike = (
+        cu_seqlens_q is not None and cu_seqlens_q is cu_seqlens_k and seqused_k is None and max_seqlen_k <= max_seqlen_q
+    )
     if work is None:
         import torch
 
@@ -1790,12 +1814,13 @@ def launch(
             None if cu_seqlens_q is None else q.shape[0],
             max(rows[0], 1),
             window[0],
+            alike,
         )
         kinds = (torch.float32, torch.int32)
         work = [torch.zeros(n, dtype=kind, device=q.device) for n, kind in zip(sizes, kinds)]
     lists = (cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks, k_descale, v_descale)
     grid, arguments, flags, joined = plan(
-        q, k, v, out, lse, lists, max_seqlen_q, max_seqlen_k, window, softcap != 0.0, rows, work, sms
+        q, k, v, out, lse, lists, max_seqlen_q, max_seqlen_k, window, softcap != 0.0, rows, work, sms, alike=alike
     )
     attention[grid](*arguments, *scales(scale, softcap), *flags, **OPTIONS)
     if joined:

@@ -213,7 +213,8 @@ def attention_varlen(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention of sequences packed one after another: q (total_q, heads_q, head_dim), k, v (total_k, heads_kv, ...).
 
-    cu_seqlens_q, cu_seqlens_k: int32 (batch + 1,), where each sequence begins, and the end.  max_seqlen_q, max_seqlen_k: no
+    cu_seqlens_q, cu_seqlens_k: int32 (batch + 1,), where each sequence begins, and the end; one tensor for both, where sequences have as many
+    keys as queries, is faster, with the same bits.  max_seqlen_q, max_seqlen_k: no
     sequence is longer.  seqused_k: int32 (batch,), use only so many keys of each sequence.  With block_table, k and v are
     pages as in `attention_kvcache`, seqused_k is needed and cu_seqlens_k must be None.  The rest is as there; returns
     (total_q, heads_q, head_dim_v), and with return_lse also float32 (heads_q, total_q).
@@ -229,7 +230,17 @@ def attention_varlen(
             k_descale=k_descale, v_descale=v_descale, return_lse=return_lse, check=check,
         )  # fmt: skip
     given = (q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, None, None, sinks, k_descale, v_descale)
-    settings = (max_seqlen_q, max_seqlen_k, causal, causal.__class__, window, scale, softcap, return_lse)
+    settings = (
+        max_seqlen_q,
+        max_seqlen_k,
+        causal,
+        causal.__class__,
+        window,
+        scale,
+        softcap,
+        return_lse,
+        cu_seqlens_q is cu_seqlens_k,
+    )
     key = None if check else key_of(given, settings)
     if key is not None and (known := _memory.find(key)) is not None:
         return known(given)

@@ -40,6 +40,12 @@ def join_all(launched: Sequence[Made]) -> None:
             join()
 
 
+def alike(lists: Sequence[Any], seqlen_q: int, seqlen_k: int) -> bool:
+    """Whether each sequence surely has as many keys as queries: one list has the begins of both, and no length is cut short."""
+    starts_q, starts_k, used_k = lists[:3]
+    return starts_q is not None and starts_q is starts_k and used_k is None and seqlen_k <= seqlen_q
+
+
 class Counters:
     """Scratch of launches: counters of arrivals, zero before a launch, which leaves them so, and room for partial results.
 
@@ -156,7 +162,7 @@ class Launcher:
             v.shape, v.stride(), v.data_ptr() & 15, k.data_ptr() == v.data_ptr(), out.stride(),
             None if lse is None else lse.stride(),
             *[None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() & 15) for t in lists],
-            softcap != 0.0, seqlen_q, seqlen_k, window, beside,
+            softcap != 0.0, seqlen_q, seqlen_k, window, beside, alike(lists, seqlen_q, seqlen_k),
         )  # fmt: skip
         plan = self._plans.get(key)
         if plan is None:
@@ -192,10 +198,13 @@ class Launcher:
         of a shape."""
         module, (q, k, v, out, lse, *lists) = self._module, told_apart(tensors)
         batch = q.shape[0] if lists[0] is None else lists[0].shape[0] - 1
+        same = self.parts is not None and alike(
+            tensors[5:], seqlen_q, seqlen_k
+        )  # of the tensors as given: those told apart are others
         heads_kv = k.shape[-2]
         sizes = module.scratch(
             batch, heads_kv, q.shape[-2] // heads_kv, seqlen_q, seqlen_k, self._sms,
-            *((None if lists[0] is None else q.shape[0], max(self._rows[0], 1), window[0]) if self.parts is not None else ()),
+            *((None if lists[0] is None else q.shape[0], max(self._rows[0], 1), window[0], same) if self.parts is not None else ()),
         )  # fmt: skip
         kinds = (torch.float32, torch.int32)
         work = tuple(
@@ -203,7 +212,7 @@ class Launcher:
         )
         grid, arguments, flags, *joined = module.plan(
             q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, softcap != 0.0, self._rows, work, self._sms,
-            *((beside,) if beside else ()),
+            **({"beside": beside} if beside else {}), **({"alike": True} if same else {}),
         )  # fmt: skip
         given = (q, k, v, out, lse, *lists, *work)
         takes = takes_of(arguments, given)

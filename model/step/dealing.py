@@ -120,6 +120,8 @@ class Dealing:
     teams: int = 0
     #: Splits of a run of theirs up to which it may have some apart.
     most_apart: int = 0
+    #: Splits of a group, which join as one where all of them are apart.
+    together: int = 1
     #: Whether the next launch may begin beside it, and whether it may begin beside the one before.
     beside: bool = False
     follows: bool = False
@@ -336,7 +338,7 @@ def _mla(v: HopperMlaVariant, heads: Workload) -> Dealing:
     keys = v.split_keys_of_many if many else v.split_keys
     return Dealing(
         1, FAR, hopper_serving.ROWS, hopper_mla.KEYS, keys, v.whole_keys, v.most_splits, True, 1, 1, 4, True, LATENT,
-        split_rows=hopper_mla.SPLIT_QUERIES * heads.group_size,
+        split_rows=hopper_mla.SPLIT_QUERIES * heads.group_size, together=v.merged,
     )  # fmt: skip
 
 
@@ -425,8 +427,17 @@ def _prefill_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
     tiles = -(-rows // dealt.tile_m)
     most, total = parting.wanted(tiles * work.heads_kv, keys), len(batch.lengths) * tiles
     if batch.packed:
-        # Sequences of any lengths up to the longest, fewest rows and in all as many queries.
-        most = max(parting.wanted(count * work.heads_kv, keys) for count in range(1, min(tiles, parting.sms) + 1))
+        # Sequences of any lengths up to the longest, fewest rows and in all as many queries; of as many keys as queries where one list has both.
+        own = batch.page == 0 and all(q == k for q, k in batch.lengths)
+        most = max(
+            parting.wanted(
+                count * work.heads_kv,
+                min(keys, -(-(count * dealt.tile_m // work.group_size) // dealt.tile_n) * dealt.tile_n)
+                if own
+                else keys,
+            )
+            for count in range(1, min(tiles, parting.sms) + 1)
+        )
         rows = batch.queries * work.group_size
         total = min(total, rows // dealt.tile_m + len(batch.lengths), rows // dealt.least_rows)
     total *= work.heads_kv

@@ -179,6 +179,38 @@ def test_same_bits_alone_in_a_batch_and_again(dim, heads) -> None:
             assert torch.equal(first.setdefault(number, bits.clone()), bits)
 
 
+@pytest.mark.parametrize(("dim", "heads"), [(128, (32, 8)), (64, (4, 1))])
+def test_one_list_of_queries_and_keys_has_the_bits_of_two(dim, heads) -> None:
+    """Of 4/1 heads long sequences are parted; one list and two by turns, as calls of a shape are remembered."""
+    problem = Problem(((3000, 3000), (7, 7), (150, 150), (40, 40)), dims=(dim, dim), heads=heads, layout="packed", dtype="bfloat16")  # fmt: skip
+    made = make(problem, "cuda")
+    starts = made.lists["cu_seqlens_q"]
+    found = [
+        tilecast.attention_varlen(made.q, made.k, made.v, starts, other, 3000, 3000, causal=True, return_lse=True)
+        for other in (starts, starts.clone(), starts, starts.clone())
+    ]
+    assert error_of(problem, made, *found[0]) <= 1.0
+    assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("heads", "queries", "keys", "most", "rows"),
+    [((32, 8), 94, 10008, 194, 94), ((4, 1), 380, 13158, 420, 420), ((5, 5), 605, 20657, 645, 645)],
+)
+def test_a_sequence_of_fewer_queries_than_its_call_allows_has_room_for_its_parts(
+    heads, queries, keys, most, rows
+) -> None:
+    problem = Problem(((queries, keys),), dims=(128, 128), heads=heads, layout="cache", dtype="bfloat16")
+    made = make(problem, "cuda")
+    padded = made.q.new_zeros(rows, heads[0], 128)
+    padded[:queries] = made.q
+    out, lse = tilecast.attention_kvcache(
+        padded, made.k, made.v, made.lists["seqused_k"], None, made.lists["cache_batch_idx"], causal=True, return_lse=True,
+        cu_seqlens_q=made.lists["cu_seqlens_q"], max_seqlen_q=most,
+    )  # fmt: skip
+    assert error_of(problem, made, out[:queries], lse[:, :queries]) <= 1.0
+
+
 def test_a_graph_follows_the_lengths_of_its_replay() -> None:
     problem = Problem(((1, 3000), (1, 1000), (1, 17)), dims=(128, 128), heads=(8, 2), dtype="bfloat16", packed_q=False)
     made = make(problem, "cuda")

@@ -5,6 +5,7 @@ Whatever lies beyond a sequence's keys is NaN or infinite (`support.serving`), a
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -233,7 +234,7 @@ def test_programs_that_begin_beside_another_launch_take_every_tile_once(lengths,
     module, made = kernel(PARTED, problem.dims), make(problem)
     _, out, lse = launch(module, problem, made, sms=7)
     plan = module.plan
-    monkeypatch.setattr(module, "plan", lambda *given: plan(*given, beside=beside))
+    monkeypatch.setattr(module, "plan", lambda *given, **more: plan(*given, beside=beside, **more))
     for sms in (1, 3, 40):
         memory, _ = room(module, problem, sms)
         memory[0].fill_(float("nan"))
@@ -284,3 +285,105 @@ def test_the_launch_that_merges_waits_for_what_it_reads(name) -> None:
     assert wait and "ld.global.cg" not in before and "ld.global.cg.v4" in after
     # Whole 16 bytes at a time, though some rows are not there.
     assert "st.global.v4.b32" in parts and len(after.split("ld.global.cg.v4")) > 16
+
+
+#: Sequences of as many keys as queries: where lengths alone are known some might be parted, and with one list it is known that none is.
+ALIKE = Problem(((130, 130), (21, 21)), heads=(64, 4), layout="packed")
+SMALL_TILES = replace(ONE, part_keys=64)
+
+
+def one_list(made):
+    """The same with one tensor for where queries and keys begin."""
+    return replace(made, lists={**made.lists, "cu_seqlens_k": made.lists["cu_seqlens_q"]})
+
+
+def test_one_list_of_queries_and_keys_has_the_bits_of_two_and_of_each_sequence_alone(kernel, monkeypatch) -> None:
+    from tilecast.kernels.serving.launching import Counters, Launcher
+
+    module, dealt = kernel(SMALL_TILES, ALIKE.dims), []
+    plan = module.plan
+
+    def planned(*given, **options):
+        found = plan(*given, **options)
+        dealt.append(found[2][-2])
+        return found
+
+    monkeypatch.setattr(module, "plan", planned)
+    made = make(ALIKE)
+    _, two, two_lse = launch(module, ALIKE, made)
+    _, one, one_lse = launch(module, ALIKE, one_list(made))
+    assert dealt == [3, 0]
+    assert error_of(ALIKE, made, one, one_lse) <= 1.0
+    assert torch.equal(one, two) and torch.equal(one_lse, two_lse)
+    # As the operator calls it, which tells tensors apart that come twice.
+    launcher = Launcher(module, (1, 1 << 29), torch.device("cpu"), Counters(torch.device("cpu")))
+    starts = made.lists["cu_seqlens_q"]
+    for number, (other, used, most) in enumerate(
+        (
+            (starts, None, 130),
+            (starts.clone(), None, 130),
+            (starts, starts.diff().to(torch.int32), 130),
+            (starts, None, 129),
+        )
+    ):
+        out, lse = outputs(made, ALIKE)
+        lists = (starts, other, used, None, None, None, None, None)
+        launcher(made.q, made.k, made.v, out, lse, lists, ALIKE.factor, 0.0, most, 130, ALIKE.window)
+        assert dealt[2 + number] == (0 if number == 0 else 3)
+        assert number == 3 or torch.equal(out, two)
+    launcher(
+        made.q, made.k, made.v, out, lse, (starts, starts, *(None,) * 6), ALIKE.factor, 0.0, 130, 130, ALIKE.window
+    )
+    assert len(dealt) == 6 and torch.equal(out, two)
+    for number, lengths in enumerate(ALIKE.lengths):
+        alone = replace(ALIKE, lengths=(lengths,))
+        q, k, v = made.sequences[number]
+        single = replace(make(alone), q=q, k=k, v=v)
+        _, other, other_lse = launch(module, alone, one_list(single))
+        got, sums = parted(ALIKE, one, one_lse)[number]
+        assert torch.equal(other, got) and torch.equal(other_lse, sums)
+
+
+def test_sequences_of_few_heads_are_parted_with_one_list_too(kernel) -> None:
+    problem = Problem(((200, 200), (90, 90), (33, 33)), heads=(2, 1), layout="packed")
+    module, made = kernel(PARTED, problem.dims), make(problem)
+    _, two, two_lse = launch(module, problem, made, sms=40)
+    sizes = module.scratch(3, 1, 2, 200, 200, 40, 323, 1, problem.window[0], True)
+    around = [
+        torch.full((n + 999,), 7, dtype=kind) for n, kind in zip(sizes, (torch.float32, torch.int32), strict=True)
+    ]
+    memory = [x[:n] for x, n in zip(around, sizes, strict=True)]
+    memory[1].zero_()
+    _, one, one_lse = launch(module, problem, one_list(made), sms=40, work=memory)
+    assert module._dealing(3, 1, 2, 200, 200, 40, 323, 1, -1, True)[0] == 2
+    assert torch.equal(one, two) and torch.equal(one_lse, two_lse)
+    assert not memory[1].any() and all((x[n:] == 7).all() for x, n in zip(around, sizes, strict=True))
+
+
+@pytest.mark.parametrize("heads", [(4, 1), (32, 8), (16, 2), (5, 5)], ids=str)
+def test_there_is_room_for_whatever_a_batch_may_hold(heads, kernel) -> None:
+    """Of every batch that two lists, or one, may describe: parts that its sequences have, by their own lengths, and places for them."""
+    module, draw = kernel(TWO, (64, 64)), random.Random(11)
+    (_, heads_kv), group = heads, heads[0] // heads[1]
+
+    def places(lengths) -> tuple[int, int]:
+        found = [(-(-q * group // module.TILE_M.value), module.parts(q, k, group, heads_kv)) for q, k in lengths if q]
+        return sum(tiles * parts for tiles, parts in found) * heads_kv, max(parts for _, parts in found)
+
+    seen = set()
+    for _ in range(1500):
+        alike, batch = draw.random() < 0.5, draw.choice((1, 1, 2, 5))
+        queries = [round(2 ** draw.uniform(0, 11)) for _ in range(batch)]
+        keys = queries if alike else [max(q, round(2 ** draw.uniform(0, 16))) for q in queries]
+        most_q, most_k = (max(x) + draw.choice((0, 0, 40)) for x in (queries, keys))
+        total = sum(queries) + draw.choice((0, 0, 40))
+        how, room, _, most = module._dealing(
+            batch, heads_kv, group, max(most_q, most_k) if alike else most_q, most_k, 132, total, 1, -1, alike
+        )
+        needed, parts = places(zip(queries, keys, strict=True))
+        seen.add((how, alike))
+        assert how != 2 or needed <= room
+        # Of one sequence it is known how many there are, where it has all queries.
+        assert parts <= most or (batch == 1 and total > queries[0])
+        assert how or parts == 1 or (batch == 1 and total > queries[0])
+    assert {how for how, _ in seen} >= {0, 2}

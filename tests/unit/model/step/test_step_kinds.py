@@ -156,6 +156,20 @@ def test_packed_sequences_are_parted_each_by_its_own_lengths(requests: str) -> N
     assert how != 2 or items.most_splits == max(parts)
 
 
+@pytest.mark.parametrize(("heads_q", "heads_kv", "how"), [(32, 8, 0), (4, 1, 3)])
+def test_packed_sequences_of_as_many_keys_as_queries_are_parted_where_heads_are_few(
+    heads_q: int, heads_kv: int, how: int
+) -> None:
+    module = generated("hopper_prefill_d128")
+    heads = replace(HEADS, heads_q=heads_q, heads_kv=heads_kv)
+    batch = Batch(((3000, 3000), (40, 40), (700, 700)), heads, page=0)
+    dealt = launched(shipped_pair(batch, H200)[-1], batch, 132)
+    found, places, *_ = module._dealing(3, heads_kv, heads_q // heads_kv, 3000, 3000, 132, 3740, 65, -1, True)
+    assert found == how == _how(dealt) and (not how or places == dealt.places)
+    # Two lists might say anything.
+    assert module._dealing(3, heads_kv, heads_q // heads_kv, 3000, 3000, 132, 3740, 65, -1)[0] > 0
+
+
 def test_parts_of_a_far_longer_sequence_than_others_are_dealt_out() -> None:
     """64 sequences of 80 rows and one of 262144 keys: on the H200 407 us where they were taken in one after the other, 2664."""
     lengths = ((20, 262144), *((20, 500 + 37 * i % 3500) for i in range(64)))
@@ -377,8 +391,11 @@ def test_runs_shorter_than_tiles_do_splits_apart() -> None:
     more = launched(shipped_pair(mla("140x8192"), H200)[0], mla("140x8192"), 132)
     many = batch_items(mla("140x8192"), more)
     assert many is not None and many.apart is not None and not many.apart.any()
-    # Dealt out they would leave more than L2 holds.
-    assert launched(shipped_pair(mla("20x32768"), H200)[0], mla("20x32768"), 132).chained
+    # Dealt out they would leave more than L2 holds.  Of runs of 10 of 32 splits 10 to 15, 20 to 23 and 30 and 31 join alone, groups of 8 as one.
+    long = launched(shipped_pair(mla("20x32768"), H200)[0], mla("20x32768"), 132)
+    runs = batch_items(mla("20x32768"), long)
+    assert long.chained and runs is not None and runs.apart is not None
+    assert runs.apart[:10:2].tolist() == [0, 7, 12, 14, 2]
     assert not launched(shipped_pair(mla("20x8192"), H200)[0], mla("20x8192"), 132).chained
 
 
