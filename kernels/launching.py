@@ -12,10 +12,13 @@ The second launch of a shape only looks it up, gives the descriptors their tenso
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
+from tilecast.kernels.assembling import Change
+from tilecast.kernels.narrowing import with_fewer_columns
 from tilecast.kernels.starting import Start, compiled_starter, on_device, takes_of, told_apart
 
 #: Shapes that a launcher remembers; when there are more, it forgets them all.
@@ -100,7 +103,13 @@ def _plan(module: Any, tensors: tuple[Any, ...], window_left: int, window_right:
     planned = module.plan(*apart, window_left, window_right)
     if not planned:
         return False
-    return _step((module.attention, *planned), apart, 1, module.OPTIONS, 1)
+    return _step((module.attention, *planned), apart, 1, module.OPTIONS, 1, _of_fewer_columns(module, tensors))
+
+
+def _of_fewer_columns(module: Any, tensors: tuple[Any, ...]) -> Change | None:
+    """What changes in a kernel's PTX for heads of fewer columns than its own."""
+    heads, kernel = (tensors[0].shape[-1], tensors[2].shape[-1]), getattr(module, "COLUMNS", None)
+    return None if kernel in (None, heads) else partial(with_fewer_columns, kernel=kernel, heads=heads)
 
 
 def _plan_of_fewer_rounds(kernels: tuple[Any, Any, float], tensors: tuple[Any, ...], *window: int) -> Any:
@@ -193,14 +202,21 @@ def _backward_steps(module: Any, tensors: tuple[Any, ...], *asked: Any) -> list[
     return steps
 
 
-def _step(one: tuple[Any, ...], apart: list[Any], scales: int, options: dict[str, Any], given: int) -> Start:
+def _step(
+    one: tuple[Any, ...],
+    apart: list[Any],
+    scales: int,
+    options: dict[str, Any],
+    given: int,
+    change: Change | None = None,
+) -> Start:
     """The launch ``one`` (kernel, grid, arguments) of the tensors ``apart`` and ``given`` numbers, the first ``scales`` of which
-    follow the kernel's arguments."""
+    follow the kernel's arguments; ``change`` of its PTX."""
     kernel, grid, arguments = one
     takes = takes_of(arguments, apart)
     takes.update({len(arguments) + i: len(apart) + i for i in range(scales)})
     arguments = (*arguments, *[1.0] * scales)
-    return compiled_starter(kernel, options, grid, arguments, takes, len(apart) + given)
+    return compiled_starter(kernel, options, grid, arguments, takes, len(apart) + given, change=change)
 
 
 def e4m3_launcher(module: Any) -> Callable[..., None]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tilecast.kernels.eviction import evicting_first
+from tilecast.kernels.assembling import Change, assembled_again
 from tilecast.kernels.native.prepare import prepared
 
 Start = Callable[..., None]
@@ -49,17 +49,17 @@ def starter(
 
 def compiled_starter(
     kernel: Any, options: Mapping[str, Any], grid: tuple[int, ...], arguments: Sequence[Any], takes: Mapping[int, int], given: int,
-    follows: bool = False, once: bool = False,
+    follows: bool = False, change: Change | None = None,
 ) -> Start:  # fmt: skip
-    """`starter` of a kernel that is compiled for its arguments first; where it ``follows`` it may begin before the launch before has ended, and what
-    it copies ``once`` leaves L2 first."""
+    """`starter` of a kernel that is compiled for its arguments first; where it ``follows`` it may begin before the launch before has ended.
+    ``change``: of its PTX."""
     if follows:
         options = {**options, "launch_pdl": True}
     compiled = kernel.warmup(*arguments, grid=grid, **options)
     if compiled is None:  # an interpreter compiles nothing
         return starter(kernel, grid, arguments, takes, given)
-    if once:
-        compiled = evicting_first(compiled, functools.partial(kernel.warmup, *arguments, grid=grid, **options))
+    if change is not None:
+        compiled = assembled_again(compiled, change, functools.partial(kernel.warmup, *arguments, grid=grid, **options))
     return starter(compiled, grid, arguments, takes, given)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tilecast.kernels.eviction import with_evict_first
 from tilecast.kernels.lasting import capturing, lasting_zeros
 from tilecast.kernels.launching import MOST_PLANS
 from tilecast.kernels.starting import compiled_starter, on_device, takes_of, told_apart
@@ -219,6 +220,7 @@ class Launcher:
         takes.update({len(arguments) + i: len(given) + i for i in range(2)})
         options = module.options_of(flags) if hasattr(module, "options_of") else module.OPTIONS
 
+        once = batch * seqlen_k * heads_kv * (k.shape[-1] + v.shape[-1]) * k.element_size() <= self._once
         start = compiled_starter(
             module.attention,
             options,
@@ -227,7 +229,7 @@ class Launcher:
             takes,
             len(given) + 2,
             bool(beside & FOLLOWS),
-            batch * seqlen_k * heads_kv * (k.shape[-1] + v.shape[-1]) * k.element_size() <= self._once,
+            with_evict_first if once else None,
         )
         join = None
         if joined and joined[0]:

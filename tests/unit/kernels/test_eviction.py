@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("triton")
 
 from tilecast.codegen.compiler.compile import compile_kernels
-from tilecast.kernels.eviction import evicting_first, with_evict_first
+from tilecast.kernels.assembling import assembled_again
+from tilecast.kernels.eviction import with_evict_first
 
 GENERATED = Path(__file__).parents[3] / "kernels" / "generated"
 PTX = """.version 8.7
@@ -75,7 +76,7 @@ def test_the_kernel_is_compiled_again_from_what_the_cache_keeps(cache: Path) -> 
         return "compiled again"
 
     compiled = SimpleNamespace(asm={"ptx": PTX})
-    assert [evicting_first(compiled, compile_with) for _ in range(2)] == ["compiled again"] * 2
+    assert [assembled_again(compiled, with_evict_first, compile_with) for _ in range(2)] == ["compiled again"] * 2
     first, second = asked
     assert first == second, "the cache's key has the path: it must stay"
     assert first.endswith(".ptx") and Path(first).read_text() == with_evict_first(PTX)
@@ -84,7 +85,7 @@ def test_the_kernel_is_compiled_again_from_what_the_cache_keeps(cache: Path) -> 
 @pytest.mark.parametrize("kept", [{}, {"ptx": PTX.replace(".tensor", "")}])
 def test_a_kernel_of_which_nothing_can_be_made_stays(kept: dict[str, str], cache: Path) -> None:
     compiled = SimpleNamespace(asm=kept)
-    assert evicting_first(compiled, pytest.fail) is compiled
+    assert assembled_again(compiled, with_evict_first, pytest.fail) is compiled
 
 
 def test_a_release_without_the_option_launches_what_it_has(cache: Path) -> None:
@@ -92,7 +93,7 @@ def test_a_release_without_the_option_launches_what_it_has(cache: Path) -> None:
         raise KeyError("Keyword argument ir_override was specified but unrecognised")
 
     compiled = SimpleNamespace(asm={"ptx": PTX})
-    assert evicting_first(compiled, compile_with) is compiled
+    assert assembled_again(compiled, with_evict_first, compile_with) is compiled
 
 
 def test_a_launch_copies_once_up_to_what_its_module_says(torch, monkeypatch) -> None:
@@ -113,4 +114,4 @@ def test_a_launch_copies_once_up_to_what_its_module_says(torch, monkeypatch) -> 
         launcher._plan(tensors, 0.0, 1, keys, (-1, -1), 0)
     del module.ONCE_BYTES
     launching.Launcher(module, (1, 16), device, launching.Counters(device))._plan(tensors, 0.0, 1, 1, (-1, -1), 0)
-    assert asked == [True, False, False]
+    assert asked == [with_evict_first, None, None]
