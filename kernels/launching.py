@@ -108,8 +108,8 @@ def _plan(module: Any, tensors: tuple[Any, ...], window_left: int, window_right:
 
 def _of_fewer_columns(module: Any, tensors: tuple[Any, ...]) -> Change | None:
     """What changes in a kernel's PTX for heads of fewer columns than its own."""
-    heads, kernel = (tensors[0].shape[-1], tensors[2].shape[-1]), getattr(module, "COLUMNS", None)
-    return None if kernel in (None, heads) else partial(with_fewer_columns, kernel=kernel, heads=heads)
+    heads, kernel = max(tensors[0].shape[-1], tensors[2].shape[-1]), getattr(module, "COLUMNS", 0)
+    return partial(with_fewer_columns, kernel=kernel, heads=heads) if heads < kernel else None
 
 
 def _plan_of_fewer_rounds(kernels: tuple[Any, Any, float], tensors: tuple[Any, ...], *window: int) -> Any:

@@ -2,52 +2,54 @@
 
 Triton's tensors have power-of-two extents, wgmma takes any multiple of 8 columns and of 16 numbers to add.  So a kernel for heads of 128 multiplies
 heads of 96 with a third of zeros, which the copy engine brings.  They are left out of the PTX of a compiled kernel, which is `assembled_again`: what
-products of zeros add changes no bit, and columns of O that are not there are not stored.
+products of zeros add changes no bit, and columns that are not there are not stored.
 """
 
 from __future__ import annotations
 
 import re
-from itertools import groupby
 
 _PRODUCT = re.compile(
-    r"wgmma\.mma_async\.sync\.aligned\.m64n(?P<n>\d+)k16(?P<types>\.f32\.(?:bf16\.bf16|f16\.f16)) \{(?P<sums>[^{}]*)\}, (?P<left>\{[^{}]*\}|%\w+), "
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(?P<n>\d+)k16(?P<types>\.f32\.(?:bf16\.bf16|f16\.f16)) \{(?P<sums>[^{}]*)\}, (?P<left>\{[^{}]*\}|%\w+), (?P<rest>.*);"
 )
 _COMMIT = "wgmma.commit_group"
 _DEPTH = 16
 
 
-def with_fewer_columns(ptx: str, kernel: tuple[int, int], heads: tuple[int, int]) -> str:
-    """PTX of a `hopper_ws` kernel whose q and k, and whose v, have so many columns, for ``heads`` of fewer, each a multiple of 8; as it was where
-    its products are others than S = Q K^T from shared memory and O += P V with P in registers, each of all columns at once."""
+def with_fewer_columns(ptx: str, kernel: int, heads: int) -> str:
+    """PTX of a kernel whose heads have ``kernel`` columns for heads of fewer, a multiple of 8.
+
+    Of two kinds of products: sums over the columns of two tiles of rows in shared memory, as S = Q K^T, have fewer steps; sums over rows,
+    as O += P V with P in registers, fewer columns.  Others, of a part of the columns or with columns where wgmma takes 64 at least, stay.
+    """
     lines = ptx.split("\n")
-    products = {i: found for i, line in enumerate(lines) if (found := _PRODUCT.search(line))}
-    groups: list[list[int]] = [[]]
+    steps: list[int] = []
     for i, line in enumerate(lines):
-        if i in products:
-            groups[-1].append(i)
-        elif _COMMIT in line:
-            groups.append([])
-    steps = -(-heads[0] // _DEPTH)
-    for group in filter(None, groups):
-        kinds = [kind for kind, _ in groupby(products[i]["left"].startswith("{") for i in group)]
-        if len(kinds) != 1:
-            return ptx
-        if kinds[0]:
-            if any(int(products[i]["n"]) != kernel[1] for i in group):
-                return ptx
-            for i in group:
-                lines[i] = _of_columns(lines[i], products[i], heads[1])
-        else:
-            if len(group) * _DEPTH != kernel[0]:
-                return ptx
-            for i in group[steps:]:
-                lines[i] = _PRODUCT.sub("// zeros: ", lines[i])
+        if _COMMIT in line:
+            if len(steps) * _DEPTH == kernel:
+                for step in steps[-(-heads // _DEPTH) :]:
+                    lines[step] = _PRODUCT.sub("// zeros", lines[step])
+            steps = []
+        elif product := _PRODUCT.search(line):
+            *_, left_by_columns, right_by_columns = _flags(product)
+            if not left_by_columns and not right_by_columns:
+                steps.append(i)
+            elif product["left"].startswith("{") and int(product["n"]) == kernel:
+                lines[i] = line[: product.start()] + _of_columns(product, heads) + line[product.end() :]
     return "\n".join(lines)
 
 
-def _of_columns(line: str, product: re.Match[str], columns: int) -> str:
-    """A product of the first columns alone: a thread has four sums of each eight, in their order."""
+def _flags(product: re.Match[str]) -> tuple[bool, bool]:
+    """Whether the left and the right operand lie in memory with their rows in a column; one in registers does not."""
+    flags = (
+        product["rest"].split(", ")[-2:]
+        if not product["left"].startswith("{")
+        else ["0", product["rest"].split(", ")[-1]]
+    )
+    return flags[0] == "1", flags[1] == "1"
+
+
+def _of_columns(product: re.Match[str], columns: int) -> str:
+    """The product of the first columns alone: a thread has four sums of each eight, in their order."""
     sums = ",".join(product["sums"].split(",")[: columns // 2])
-    made = f"wgmma.mma_async.sync.aligned.m64n{columns}k16{product['types']} {{{sums}}}, {product['left']}, "
-    return line[: product.start()] + made + line[product.end() :]
+    return f"wgmma.mma_async.sync.aligned.m64n{columns}k16{product['types']} {{{sums}}}, {product['left']}, {product['rest']};"
