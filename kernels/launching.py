@@ -108,8 +108,8 @@ def _plan(module: Any, tensors: tuple[Any, ...], window_left: int, window_right:
 
 def _of_fewer_columns(module: Any, tensors: tuple[Any, ...]) -> Change | None:
     """What changes in a kernel's PTX for heads of fewer columns than its own."""
-    heads, kernel = max(tensors[0].shape[-1], tensors[2].shape[-1]), getattr(module, "COLUMNS", 0)
-    return partial(with_fewer_columns, kernel=kernel, heads=heads) if heads < kernel else None
+    heads, pieces = max(tensors[0].shape[-1], tensors[2].shape[-1]), getattr(module, "HEAD_COLUMNS", ())
+    return partial(with_fewer_columns, pieces=pieces, heads=heads) if heads < sum(pieces) else None
 
 
 def _plan_of_fewer_rounds(kernels: tuple[Any, Any, float], tensors: tuple[Any, ...], *window: int) -> Any:
@@ -194,11 +194,12 @@ def _pieces(module: Any) -> int:
 def _backward_steps(module: Any, tensors: tuple[Any, ...], *asked: Any) -> list[Any]:
     """The launches of a shape, each of the tensors and the two scales; ``asked`` as the module's ``plan`` takes them."""
     apart = told_apart(tensors)
+    change = _of_fewer_columns(module, tensors)
     steps = []
     launches = zip(module.plan(*apart, *asked), module.OPTIONS, strict=False)
     for number, (one, options) in enumerate(launches):
         # The first launch takes no scale, unless what it writes is in scores.
-        steps.append(_step(one, apart, 2 if number or _pieces(module) else 0, options, 2))
+        steps.append(_step(one, apart, 2 if number or _pieces(module) else 0, options, 2, change))
     return steps
 
 

@@ -16,40 +16,42 @@ _COMMIT = "wgmma.commit_group"
 _DEPTH = 16
 
 
-def with_fewer_columns(ptx: str, kernel: int, heads: int) -> str:
-    """PTX of a kernel whose heads have ``kernel`` columns for heads of fewer, a multiple of 8.
+def with_fewer_columns(ptx: str, pieces: tuple[int, ...], heads: int) -> str:
+    """PTX of a kernel whose heads are tiles of so many columns, no two alike, for heads of fewer in all, a multiple of 8.
 
     Of two kinds of products: sums over the columns of two tiles of rows in shared memory, as S = Q K^T, have fewer steps; sums over rows,
-    as O += P V with P in registers, fewer columns.  Others, of a part of the columns or with columns where wgmma takes 64 at least, stay.
+    as O += P V with P in registers, fewer columns.  Others, with columns where wgmma takes 64 at least, stay.
     """
+    there = {width: min(max(heads - sum(pieces[:i]), 0), width) for i, width in enumerate(pieces)}
     lines = ptx.split("\n")
     steps: list[int] = []
     for i, line in enumerate(lines):
         if _COMMIT in line:
-            if len(steps) * _DEPTH == kernel:
-                for step in steps[-(-heads // _DEPTH) :]:
-                    lines[step] = _PRODUCT.sub("// zeros", lines[step])
+            width = len(steps) * _DEPTH
+            for step in steps[-(-there.get(width, width) // _DEPTH) :]:
+                lines[step] = _left_out(lines[step])
             steps = []
         elif product := _PRODUCT.search(line):
-            *_, left_by_columns, right_by_columns = _flags(product)
+            left_by_columns, right_by_columns = _by_columns(product)
+            width = int(product["n"])
             if not left_by_columns and not right_by_columns:
                 steps.append(i)
-            elif product["left"].startswith("{") and int(product["n"]) == kernel:
-                lines[i] = line[: product.start()] + _of_columns(product, heads) + line[product.end() :]
+            elif product["left"].startswith("{") and there.get(width, width) < width:
+                lines[i] = _PRODUCT.sub(_of_columns(product, there[width]), line) if there[width] else _left_out(line)
     return "\n".join(lines)
 
 
-def _flags(product: re.Match[str]) -> tuple[bool, bool]:
-    """Whether the left and the right operand lie in memory with their rows in a column; one in registers does not."""
-    flags = (
-        product["rest"].split(", ")[-2:]
-        if not product["left"].startswith("{")
-        else ["0", product["rest"].split(", ")[-1]]
-    )
-    return flags[0] == "1", flags[1] == "1"
+def _by_columns(product: re.Match[str]) -> tuple[bool, bool]:
+    """Whether the left and the right operand lie in memory with each column in a row; one in registers does not."""
+    *_, left, right = product["rest"].split(", ")
+    return not product["left"].startswith("{") and left == "1", right == "1"
 
 
 def _of_columns(product: re.Match[str], columns: int) -> str:
     """The product of the first columns alone: a thread has four sums of each eight, in their order."""
     sums = ",".join(product["sums"].split(",")[: columns // 2])
     return f"wgmma.mma_async.sync.aligned.m64n{columns}k16{product['types']} {{{sums}}}, {product['left']}, {product['rest']};"
+
+
+def _left_out(line: str) -> str:
+    return _PRODUCT.sub("// zeros", line)

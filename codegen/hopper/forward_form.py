@@ -213,6 +213,11 @@ class HopperForm(GluonKernel):
         return self.scheduler in ("grid", "paired")
 
     @property
+    def head_columns(self) -> tuple[int, ...]:
+        """Columns of the tiles that are a head."""
+        return tuple(piece.width for piece in self.v_pieces)
+
+    @property
     def o_pieces(self) -> int:
         """Tensors that O consists of."""
         return len(self.o_columns)

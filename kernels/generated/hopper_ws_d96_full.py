@@ -35,7 +35,7 @@ KV_STAGES = gl.constexpr(4)
 Q_STAGES = gl.constexpr(1)
 LN2 = gl.constexpr(0.6931471805599453)
 LOG2E = 1.4426950408889634
-COLUMNS = 96  # of heads: of fewer a launcher may leave out products of zeros
+HEAD_COLUMNS = (64, 32)  # tiles that are a head: of heads of fewer a launcher may leave out products of zeros
 DTYPES = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
 # One FFMA to a score: the default varies with releases.
 OPTIONS = {"num_warps": 4, "maxnreg": 128, "enable_fp_fusion": True}

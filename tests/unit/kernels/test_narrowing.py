@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,8 @@ def products(ptx: str) -> list[tuple[str, str, str, str]]:
     ],
 )
 def test_products_of_zeros_are_left_out_and_nothing_else(name, kernel, heads, steps, tmp_path) -> None:
-    source = (GENERATED / f"{name}.py").read_text()
     plain = max(compile_kernels(GENERATED / f"{name}.py", "sm_90a"), key=lambda one: len(one.ptx)).ptx
-    made = with_fewer_columns(plain, kernel, heads)
+    made = with_fewer_columns(plain, (kernel,), heads)
     before, after = products(plain), products(made)
 
     def of_scores(found):
@@ -58,9 +58,15 @@ def test_products_of_zeros_are_left_out_and_nothing_else(name, kernel, heads, st
 
 def test_all_columns_change_nothing() -> None:
     plain = compile_kernel(GENERATED / "hopper_ws_d64_full.py", "sm_90a").ptx
-    assert with_fewer_columns(plain, 64, 64) == plain
+    assert with_fewer_columns(plain, (64,), 64) == plain
 
 
-def test_products_of_a_part_of_the_columns_stay() -> None:
-    plain = compile_kernel(GENERATED / "hopper_ws_d96_full.py", "sm_90a").ptx  # in pieces of 64 and 32 columns
-    assert with_fewer_columns(plain, 96, 80) == plain
+def test_a_head_in_tiles_has_fewer_columns_in_the_last() -> None:
+    plain = compile_kernel(GENERATED / "hopper_ws_d96_full.py", "sm_90a").ptx  # tiles of 64 and 32
+    made = with_fewer_columns(plain, (64, 32), 72)
+    count = Counter(n for n, _, left, _ in products(made) if left == "{")
+    assert set(count) == {"64", "8"} and count["8"] == count["64"]
+    scores = [sum(one[2] == "%" for one in products(ptx)) for ptx in (plain, made)]
+    assert scores[1] * 6 == scores[0] * 5
+    gone = with_fewer_columns(plain, (64, 32), 64)
+    assert {n for n, _, left, _ in products(gone) if left == "{"} == {"64"}
