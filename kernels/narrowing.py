@@ -3,6 +3,8 @@
 Triton's tensors have power-of-two extents, wgmma takes any multiple of 8 columns and of 16 numbers to add.  So a kernel for heads of 128 multiplies
 heads of 96 with a third of zeros, which the copy engine brings.  They are left out of the PTX of a compiled kernel, which is `assembled_again`: what
 products of zeros add changes no bit, and columns that are not there are not stored.
+
+`make kernels` writes this file of `codegen/hopper` to `kernels` as well, which import nothing else of ours.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ that only knows the target: what gets compiled is what a launch on that GPU woul
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import io
 import itertools
 import math
@@ -20,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from tilecast.base.module_file import module_of
+from tilecast.codegen.hopper.narrowing import with_fewer_columns
 
 #: Targets by the name users know: (compute capability, SMs of the chip, for persistent grids).
 TARGETS: dict[str, tuple[int, int]] = {"sm_80": (80, 108), "sm_90a": (90, 132), "sm_100a": (100, 148), "sm_103a": (103, 148)}  # fmt: skip
@@ -186,15 +189,24 @@ def load_source(path: str | Path) -> ModuleType:
 
 
 @contextmanager
-def _offline(capability: int, sms: int, found: list[Any], grids: list[tuple[int, ...]] | None = None) -> Iterator[None]:
-    """Inside, launching compiles and collects instead of running: kernels in ``found``, and, of code that is not ours, ``grids``."""
+def _offline(
+    capability: int, sms: int, found: list[Any], grids: list[tuple[int, ...]] | None = None, change: Callable[[str], str] | None = None
+) -> Iterator[None]:
+    """Inside, launching compiles and collects instead of running: kernels in ``found``, after a ``change`` of their PTX, and, of code that
+    is not ours, ``grids``."""
     import triton
+    from triton.runtime.cache import get_cache_manager
     from triton.runtime.jit import JITFunction
 
     original = JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        found.append(original(self, *args, grid=grid, warmup=True, **kwargs))
+        made = original(self, *args, grid=grid, warmup=True, **kwargs)
+        if change is not None and (ptx := change(made.asm["ptx"])) != made.asm["ptx"]:
+            cache = get_cache_manager(hashlib.sha256(ptx.encode()).hexdigest())
+            kwargs["ir_override"] = cache.put(ptx, "changed.ptx", binary=False)
+            made = original(self, *args, grid=grid, warmup=True, **kwargs)
+        found.append(made)
         if grids is not None:
             grids.append(
                 tuple(grid({**dict(zip(self.arg_names, args, strict=False)), **kwargs}) if callable(grid) else grid)
@@ -263,6 +275,7 @@ def compile_kernels(
     found: list[Any] = []
     arguments: tuple[Any, ...]
     options: dict[str, Any]
+    change = None
     if direction == "gemm":
         arguments, options = _gemm(work, _DTYPE_NAMES[dtype], capability), {}
     elif direction == "serve":
@@ -280,11 +293,14 @@ def compile_kernels(
         left, right = work["window"] or (-1, -1)
         tensors = _tensors(work, direction, _DTYPE_NAMES[dtype], capability, with_lse)
         arguments, options = (*tensors, work["head_dim_qk"] ** -0.5, left, right), {}
+        pieces, heads = getattr(module, "HEAD_COLUMNS", ()), max(work["head_dim_qk"], work["head_dim_v"])
+        if heads < sum(pieces):  # as `kernels.launching` launches it
+            change = functools.partial(with_fewer_columns, pieces=pieces, heads=heads)
         if dtype == "fp8":
             by_head = _Shape((work["batch"], work["heads_kv"]), "torch.float32", 4, capability)
             options = {f"{x}_descale": by_head for x in "qkv"}
     # Triton prints the whole PTX when the assembler refuses it; the sentence below says what matters.
-    with _offline(capability, sms, found), contextlib.redirect_stdout(io.StringIO()):
+    with _offline(capability, sms, found, change=change), contextlib.redirect_stdout(io.StringIO()):
         try:
             module.launch(*arguments, **options)
         except ModuleNotFoundError as error:

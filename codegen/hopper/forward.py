@@ -14,7 +14,7 @@ from tilecast.codegen.hopper.forward_form import pieces
 from tilecast.codegen.hopper.forward_kernel import HopperKernel
 from tilecast.codegen.masks import titled_keys_seen
 from tilecast.model.families import build_pipeline
-from tilecast.model.kernel.variants.fa3 import WIDE, Fa3Variant
+from tilecast.model.kernel.variants.fa3 import WIDE, Fa3Variant, written_columns
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.graph import Pipeline
@@ -74,8 +74,8 @@ def context(variant: Fa3Variant, workload: Workload, machine: Machine) -> Hopper
         q_stages=ring_depth(pipeline, "Q"),
         head_dim_qk=workload.head_dim_qk,
         head_dim_v=workload.head_dim_v,
-        qk_pieces=pieces(workload.head_dim_qk),
-        v_pieces=pieces(workload.head_dim_v),
+        qk_pieces=pieces(written_columns(workload.head_dim_qk)),
+        v_pieces=pieces(written_columns(workload.head_dim_v)),
         rescale=variant.rescale,
         rescale_threshold=variant.rescale_threshold,
         scheduler=variant.scheduler,

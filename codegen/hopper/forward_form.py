@@ -86,7 +86,7 @@ class HopperForm(GluonKernel):
         window = ("window_left", "window_right") if self.mask == "window" else ()
         dealt = () if self.scheduler == "grid" else ("heads", "turns")
         factors = ("factors",) if self.fp8 else ()
-        eighths = ("eighths",) if self.narrow_heads else ()
+        eighths = ("eighths",) if self.partly_there else ()
         return ("seqlen_q", "seqlen_k", *window, "heads_q", "group", "query_blocks", *dealt, *factors, *eighths)
 
     @property
@@ -104,7 +104,7 @@ class HopperForm(GluonKernel):
     def short_of_registers(self) -> bool:
         """Whether the assembler has to be asked for its best allocation, which releases of Triton differ in: where a thread has few, of
         bytes where words are made of them, and where a block's scores and O take most."""
-        return self.wide or self.fp8 or self.tile_n + self.head_dim_v >= 256
+        return self.wide or self.fp8 or self.tile_n + self.columns_v >= 256
 
     @property
     def descriptors(self) -> tuple[Descriptor, ...]:
@@ -161,7 +161,8 @@ class HopperForm(GluonKernel):
                 "turns = triton.cdiv(query_blocks * heads, programs)",
             ]
         made = Host(self.mask, self.head_dim_qk, self.head_dim_v, (), OUTPUT_ARGUMENTS, narrower=self.narrow_heads)
-        lines += [f"eighths = {made.eighths('v')}"] if self.narrow_heads else []
+        if self.partly_there:
+            lines += [f"eighths = {made.columns[1]} // 8" if self.columns_v > self.head_dim_v else f"eighths = {made.eighths('v')}"]
         lines += [sizes_statement("heads_q // heads_kv" if name == "group" else name for name in self.sizes)]
         return replace(made, statements=tuple(lines))
 
@@ -216,6 +217,16 @@ class HopperForm(GluonKernel):
     def head_columns(self) -> tuple[int, ...]:
         """Columns of the tiles that are a head."""
         return tuple(piece.width for piece in self.v_pieces)
+
+    @property
+    def columns_v(self) -> int:
+        """Columns of V's tiles and of O."""
+        return sum(self.head_columns)
+
+    @property
+    def partly_there(self) -> bool:
+        """Whether tiles may have columns that heads do not."""
+        return self.narrow_heads or self.columns_v > self.head_dim_v
 
     @property
     def o_pieces(self) -> int:

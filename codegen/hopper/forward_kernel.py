@@ -49,7 +49,7 @@ class HopperKernel(HopperForm):
     def row_store_statements(self) -> tuple[str, ...]:
         """Statements that store rows of O, as many columns as there are."""
         rows = "(rows < problem.seqlen_q)[:, None]"
-        if not self.narrow_heads:
+        if not self.partly_there:
             return (f"gl.store(pointers, gl.convert_layout(o, layout), mask={rows})",)
         return (
             f"there = {rows}",
@@ -126,22 +126,22 @@ class HopperKernel(HopperForm):
     @property
     def query_tile_fields(self) -> tuple[str, ...]:
         """Fields of `QueryTile`."""
-        masked = ("row", *(("last",) if self.gives_q_early else ())) if self.masked else ()
-        return ("q", "k", "v", "q_number", *masked, "problem", *(("turns", "tiles") if self.ping_pong else ()))
+        masked, last = ("row",) if self.masked else (), ("last",) if self.gives_q_early else ()
+        return ("q", "k", "v", "q_number", *masked, *last, "problem", *(("turns", "tiles") if self.ping_pong else ()))
 
     @property
     def query_tile_text(self) -> str:
         """What they are."""
         last = ", number of the last key block" if self.gives_q_early else ""
-        masked = f", first row{last}" if self.masked else ""
+        masked = f", first row{last}" if self.masked else last
         turns = ", work tiles before" if self.ping_pong else ""
         return f"ROWS query rows of a work tile: rings, number of Q in its ring{masked}, problem{turns}."
 
     @property
     def tile_rows(self) -> str:
-        """What a `QueryTile` is given of them where there is a mask."""
+        """What a `QueryTile` is given of them, and of the last block."""
         last = "n + end - 1 - first, " if self.gives_q_early else ""
-        return f"row, {last}" if self.masked else ""
+        return f"row, {last}" if self.masked else last
 
     @property
     def zeros(self) -> str:
@@ -266,7 +266,7 @@ statistics = Statistics(row_max, partial_sums(p), reference{", gl.full([ROWS], 1
 
     @property
     def early_release_of_q(self) -> str:
-        """The end of Q in a masked loop, where that is not behind the exponentials."""
+        """The end of Q in a loop, where that is not behind the exponentials."""
         if not self.gives_q_early or self.gives_q_behind_exponentials:
             return ""
         lines = (
@@ -334,14 +334,15 @@ statistics = Statistics(row_max, partial_sums(p), reference{", gl.full([ROWS], 1
 
     @property
     def gives_q_early(self) -> bool:
-        """Whether a masked loop gives Q back in its last block and not behind it, for the sake of where P is converted: in words that is
-        settled, and the branch would cost some 40 registers, which loops of 256 keys or of wide heads do not have."""
-        return not self.in_words
+        """Whether a loop gives Q back in its last block and not behind it, for the sake of where P is converted: in words that is
+        settled, and the branch would cost some 40 registers, which loops of 256 keys or of wide heads do not have.  Of loops without a mask
+        those of three warpgroups with more than 64 columns, where the wait for P V would come among the exponentials."""
+        return self.warpgroups == 3 and self.columns_v > self.rows and not self.fp8 if not self.masked else not self.in_words
 
     @property
     def gives_q_behind_exponentials(self) -> bool:
         """Whether a loop that gives Q back in its last block does so behind the exponentials and not behind S."""
-        return False
+        return not self.masked
 
     @property
     def row_max(self) -> str:

@@ -10,12 +10,14 @@ import json
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from inspect import getsource
 from pathlib import Path
 
 from tilecast.base.data import MEASURED
 from tilecast.codegen.backward import generate_backward
 from tilecast.codegen.gemm.ship import gemm_files, gemm_rows
 from tilecast.codegen.generate import forecast_of, generate
+from tilecast.codegen.hopper import narrowing
 from tilecast.codegen.portable.append import generate_append
 from tilecast.codegen.portable.quantize import generate_quantize
 from tilecast.codegen.render import format_source
@@ -172,6 +174,7 @@ def files(version: str) -> Iterator[tuple[Path, str]]:
     yield from gemm_files(version)
     yield Path("generated") / "index.json", json.dumps(index, indent=1) + "\n"
     yield Path("generated") / "__init__.py", format_source('"""Generated kernels: `make kernels` writes them; nothing here is edited by hand."""\n')  # fmt: skip
+    yield Path("narrowing.py"), getsource(narrowing)
     yield Path("README.md"), _page(lines, backward, serving, gemm_rows())
 
 

@@ -34,8 +34,8 @@ HEAD_DIM_V = gl.constexpr(128)  # columns of V and O
 KV_STAGES = gl.constexpr(2)
 Q_STAGES = gl.constexpr(1)
 LN2 = gl.constexpr(0.6931471805599453)
-LOG2E = 1.4426950408889634
 HEAD_COLUMNS = (128,)  # tiles that are a head: of heads of fewer a launcher may leave out products of zeros
+LOG2E = 1.4426950408889634
 DTYPES = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
 # One FFMA to a score: the default varies with releases; level 2, which Triton 3.9 asks for, spills.
 OPTIONS = {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True, "ptx_options": "--regAllocOptLevel=4"}

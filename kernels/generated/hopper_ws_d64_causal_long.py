@@ -35,8 +35,8 @@ HEAD_DIM_V = gl.constexpr(64)  # columns of V and O
 KV_STAGES = gl.constexpr(4)
 Q_STAGES = gl.constexpr(2)
 LN2 = gl.constexpr(0.6931471805599453)
-LOG2E = 1.4426950408889634
 HEAD_COLUMNS = (64,)  # tiles that are a head: of heads of fewer a launcher may leave out products of zeros
+LOG2E = 1.4426950408889634
 DTYPES = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
 # One FFMA to a score: the default varies with releases.
 OPTIONS = {"num_warps": 4, "maxnreg": 128, "enable_fp_fusion": True}

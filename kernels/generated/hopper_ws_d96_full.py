@@ -11,7 +11,7 @@ regenerate it instead of editing it.
 
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_ws", "machine": "h200-sxm", "targets": ["sm_90a"],
-    "variant": "family=fa3,warpgroups=3,tile_n=64,kv_stages=4,q_stages=1,overlap=true,ping_pong=false,rescale=anchored,rescale_threshold=8,emulated_share=0,poly_degree=3,scheduler=grid",
+    "variant": "family=fa3,warpgroups=3,tile_n=64,kv_stages=3,q_stages=1,overlap=true,ping_pong=false,rescale=anchored,rescale_threshold=8,emulated_share=0,poly_degree=3,scheduler=persistent",
     "workload": {"batch": 4, "heads_q": 16, "heads_kv": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 96, "head_dim_v": 96, "mask": "none", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -30,12 +30,12 @@ WARPGROUPS = gl.constexpr(3)
 ROWS = gl.constexpr(64)  # query rows of a warpgroup: the M of wgmma
 TILE_M = gl.constexpr(192)  # query rows of a CTA
 TILE_N = gl.constexpr(64)  # keys of a block
-HEAD_DIM_V = gl.constexpr(96)  # columns of V and O
-KV_STAGES = gl.constexpr(4)
+HEAD_DIM_V = gl.constexpr(128)  # columns of V and O
+KV_STAGES = gl.constexpr(3)
 Q_STAGES = gl.constexpr(1)
 LN2 = gl.constexpr(0.6931471805599453)
+HEAD_COLUMNS = (128,)  # tiles that are a head: of heads of fewer a launcher may leave out products of zeros
 LOG2E = 1.4426950408889634
-HEAD_COLUMNS = (64, 32)  # tiles that are a head: of heads of fewer a launcher may leave out products of zeros
 DTYPES = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
 # One FFMA to a score: the default varies with releases.
 OPTIONS = {"num_warps": 4, "maxnreg": 128, "enable_fp_fusion": True}
@@ -77,38 +77,25 @@ def barriers(SLOTS: gl.constexpr, ARRIVALS: gl.constexpr):
     return made
 
 
-@gluon.constexpr_function
-def tile_bytes(descs):
-    """Bytes of the pieces of a tile."""
-    return sum(desc.block_type.nbytes for desc in descs)
-
-
-@gluon.constexpr_function
-def first_column(descs, piece):
-    """Column of the head at which a piece of a tile begins."""
-    return sum(desc.block_type.shape[3] for desc in descs[:piece])
-
-
-# Tiles in shared memory, a buffer to a piece of power-of-two columns: number n in slot n % slots; a lap flips phases.
+# Tiles on their way through shared memory: number n lies in slot n % slots; a lap flips the barriers' phase.
 Ring = namedtuple("Ring", "tiles full empty")
 
 
 @gluon.jit
 def tile_at(ring, n):
-    """The pieces of tile n as matrices."""
-    slot = n % ring.full.shape[0]
-    return [piece.index(slot).reshape([piece.shape[3], piece.shape[4]]) for piece in ring.tiles]
+    """Tile n as a matrix."""
+    slot = ring.tiles.index(n % ring.full.shape[0])
+    return slot.reshape([slot.shape[2], slot.shape[3]])
 
 
 @gluon.jit
-def load(ring, n, descs, batch, head, row):
+def load(ring, n, desc, batch, head, row):
     """Copy the tile that starts at ``row`` of a head as number n, once its slot is free."""
     slots: gl.constexpr = ring.full.shape[0]
     full = ring.full.index(n % slots)
     mbarrier.wait(ring.empty.index(n % slots), n // slots & 1 ^ 1)
-    mbarrier.expect(full, tile_bytes(descs))
-    for i in gl.static_range(len(descs)):
-        copy_tile(descs[i], [batch, head, row, first_column(descs, i)], full, ring.tiles[i].index(n % slots))
+    mbarrier.expect(full, desc.block_type.nbytes)
+    copy_tile(desc, [batch, head, row, 0], full, ring.tiles.index(n % slots))
 
 
 @gluon.jit
@@ -125,9 +112,9 @@ def release(ring, n):
 
 
 @gluon.jit
-def make_ring(descs, SLOTS: gl.constexpr, READERS: gl.constexpr):
+def make_ring(desc, SLOTS: gl.constexpr, READERS: gl.constexpr):
     """A ring of ``SLOTS`` tiles that ``READERS`` warpgroups release."""
-    tiles = [gl.allocate_shared_memory(d.dtype, [SLOTS] + d.block_type.shape, d.layout) for d in descs]
+    tiles = gl.allocate_shared_memory(desc.dtype, [SLOTS] + desc.block_type.shape, desc.layout)
     full = barriers(SLOTS, 1)
     empty = barriers(SLOTS, READERS)
     return Ring(tiles, full, empty)
@@ -136,31 +123,21 @@ def make_ring(descs, SLOTS: gl.constexpr, READERS: gl.constexpr):
 @gluon.jit
 def issue_qk(q, k):
     """S = Q K^T, asynchronous."""
-    s = gl.zeros([ROWS, TILE_N], gl.float32, layout=accumulator(TILE_N))
-    s = warpgroup_mma(q[0], k[0].permute((1, 0)), s, use_acc=False, is_async=True)
-    s = warpgroup_mma(q[1], k[1].permute((1, 0)), s, use_acc=True, is_async=True)
-    return s
+    zero = gl.zeros([ROWS, TILE_N], gl.float32, layout=accumulator(TILE_N))
+    return warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def issue_pv(p, v, o):
     """O += P V, asynchronous, with P in registers: the same elements in the same threads as in the accumulator."""
-    return [
-        warpgroup_mma(gl.convert_layout(p, left_operand(o[0])), v[0], o[0], is_async=True),
-        warpgroup_mma(gl.convert_layout(p, left_operand(o[1])), v[1], o[1], is_async=True),
-    ]
-
-
-@gluon.constexpr_function
-def left_operand(o):
-    """Layout of P for a product into ``o``."""
-    return gl.DotOperandLayout(operand_index=0, parent=o.type.layout, k_width=2)
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=o.type.layout, k_width=2)
+    return warpgroup_mma(gl.convert_layout(p, operand), v, o, is_async=True)
 
 
 # -- work, keys, results -----------------------------------------------------------------------------------------------
 # One launch: outputs (strides in units of 8 elements), sizes, and how work is dealt to programs.
-Problem = namedtuple("Problem", "out lse stride_b stride_h stride_s seqlen_q seqlen_k heads_q group query_blocks "
-                     "eighths scale_log2")  # fmt: skip
+Problem = namedtuple("Problem", "out lse stride_b stride_h stride_s seqlen_q seqlen_k heads_q group query_blocks heads "
+                     "turns eighths scale_log2")  # fmt: skip
 
 
 @gluon.jit
@@ -168,9 +145,11 @@ def work_tile(problem, turn):
     """The turn-th tile of this program: (batch, query head, first query row, whether there is one)."""
     pid = gl.program_id(0)
     query_blocks = own_copy(problem.query_blocks)
-    head = pid // query_blocks
-    block = pid % query_blocks
-    exists = turn == 0
+    programs = own_copy(gl.num_programs(0))
+    tile = turn * programs + pid
+    head = tile // query_blocks
+    block = tile % query_blocks
+    exists = tile < query_blocks * problem.heads
     return head // problem.heads_q, head % problem.heads_q, block * TILE_M, exists
 
 
@@ -196,13 +175,13 @@ def store_lse(problem, lse, batch, head, row):
 
 
 @gluon.jit
-def store_rows(problem, o, factor, batch, head, row, COLUMN: gl.constexpr):
-    """O times a number per row, a piece that starts at ``COLUMN`` of the head."""
+def store_rows(problem, o, factor, batch, head, row):
+    """O times a number per row."""
     layout: gl.constexpr = store_layout(o.shape[1])
     rows = own_copy(row) + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
     start = own_copy(batch).to(gl.int64) * own_copy(problem.stride_b)
     start += own_copy(head).to(gl.int64) * own_copy(problem.stride_h)
-    columns = COLUMN + gl.arange(0, o.shape[1], layout=gl.SliceLayout(0, layout))
+    columns = gl.arange(0, o.shape[1], layout=gl.SliceLayout(0, layout))
     pointers = problem.out + 8 * (start + rows.to(gl.int64) * own_copy(problem.stride_s))[:, None] + columns[None, :]
     o = scaled(o, factor).to(problem.out.dtype.element_ty)
     there = (rows < problem.seqlen_q)[:, None]
@@ -289,8 +268,7 @@ def row_results(statistics):
 def load_role(q_desc, k_desc, v_desc, q, k, v, problem):
     """Copies Q, K and V tiles into shared memory, key blocks from the last to the first."""
     n = 0  # key blocks so far
-    tiles = 0  # work tiles so far
-    for turn in gl.static_range(1):
+    for turn in range(problem.turns):
         batch, head, row, exists = work_tile(problem, turn)
         if exists:
             first, end = key_blocks(problem, row, TILE_M)
@@ -300,14 +278,13 @@ def load_role(q_desc, k_desc, v_desc, q, k, v, problem):
                 if step == 0:
                     # After the first K tile: the slots of K and V free up before those of Q do.
                     for g in gl.static_range(WARPGROUPS):
-                        load(q, tiles * WARPGROUPS + g, q_desc, batch, head, row + g * ROWS)
+                        load(q, turn * WARPGROUPS + g, q_desc, batch, head, row + g * ROWS)
                 load(v, n, v_desc, batch, head // problem.group, key)
                 n += 1
-            tiles += 1
 
 
-# ROWS query rows of a work tile: rings, number of Q in its ring, problem.
-QueryTile = namedtuple("QueryTile", "q k v q_number problem")
+# ROWS query rows of a work tile: rings, number of Q in its ring, number of the last key block, problem.
+QueryTile = namedtuple("QueryTile", "q k v q_number last problem")
 
 
 @gluon.jit
@@ -318,16 +295,18 @@ def key_block(tile, n, p, statistics, o):
     s = issue_qk(tile_at(tile.q, tile.q_number), tile_at(tile.k, n + 1))
     wait(tile.v, n)
     o = issue_pv(operand, tile_at(tile.v, n), o)
-    s = warpgroup_mma_wait(2, deps=[s])
+    s = warpgroup_mma_wait(1, deps=[s])
     release(tile.k, n + 1)
     p = mufu_exp2(s * tile.problem.scale_log2 - statistics.reference[:, None])
     sums = partial_sums(p)
     vote(sums, OUTGROWN)
-    o = warpgroup_mma_wait(0, deps=o)
+    if n + 1 == tile.last:
+        release(tile.q, tile.q_number)
+    o = warpgroup_mma_wait(0, deps=[o])
     release(tile.v, n)
     if some_above():
         p, sums, statistics, factor = moved(s, p, sums, statistics, tile.problem)
-        o = [scaled(piece, factor) for piece in o]
+        o = scaled(o, factor)
     statistics = Statistics(statistics.row_max, statistics.row_sums + sums, statistics.reference)
     return n + 1, p, statistics, o
 
@@ -337,16 +316,15 @@ def consumer_role(g: gl.constexpr, q, k, v, problem):
     """Softmax and both matrix products for ROWS query rows of every work tile."""
     dtype: gl.constexpr = problem.out.dtype.element_ty
     n = 0  # key blocks so far
-    tiles = 0  # work tiles so far
-    for turn in gl.static_range(1):
+    for turn in range(problem.turns):
         batch, head, row, exists = work_tile(problem, turn)
         if exists:
             row += g * ROWS
             first, end = key_blocks(problem, row, ROWS)
 
             # The first block has no P V to go with.
-            q_number = own_copy(tiles * WARPGROUPS + g)
-            tile = QueryTile(q, k, v, q_number, problem)
+            q_number = own_copy(turn * WARPGROUPS + g)
+            tile = QueryTile(q, k, v, q_number, n + end - 1 - first, problem)
             wait(q, q_number)
             wait(k, n)
             s = warpgroup_mma_wait(0, deps=[issue_qk(tile_at(q, q_number), tile_at(k, n))])
@@ -357,44 +335,43 @@ def consumer_role(g: gl.constexpr, q, k, v, problem):
             reference = reference_of(row_max, problem)
             p = mufu_exp2(s * problem.scale_log2 - reference[:, None])
             statistics = Statistics(row_max, partial_sums(p), reference)
-            o = [gl.zeros([ROWS, width], gl.float32, layout=accumulator(width)) for width in (64, 32)]
+            o = gl.zeros([ROWS, HEAD_DIM_V], gl.float32, layout=accumulator(HEAD_DIM_V))
 
             # The other blocks are whole; from here on the reference stays: no row maximum, no rescaling of O.
             for _ in range(end - 1):
                 n, p, statistics, o = key_block(tile, n, p, statistics, o)
-            release(q, q_number)
+            if end - 1 == first:
+                release(q, q_number)
             wait(v, n)
             o = issue_pv(p.to(dtype), tile_at(v, n), o)
 
             # Results of the rows while the last P V runs.
             inverse, lse = row_results(statistics)
             store_lse(problem, lse, batch, head, row)
-            o = warpgroup_mma_wait(0, deps=o)
+            o = warpgroup_mma_wait(0, deps=[o])
             release(v, n)
             n += 1
-            tiles += 1
-            store_rows(problem, o[0], inverse, batch, head, row, 0)
-            store_rows(problem, o[1], inverse, batch, head, row, 64)
+            store_rows(problem, o, inverse, batch, head, row)
 
 
 # Sizes vary from call to call: specialised on them, the kernel would be compiled anew for many.
-@gluon.jit(do_not_specialize=range(8, 17))
-def attention(q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, out, lse, stride_b, stride_h, stride_s,
-              seqlen_q, seqlen_k, heads_q, group, query_blocks, eighths, scale_log2):  # fmt: skip
+@gluon.jit(do_not_specialize=range(5, 16))
+def attention(q_desc, k_desc, v_desc, out, lse, stride_b, stride_h, stride_s, seqlen_q, seqlen_k, heads_q, group,
+              query_blocks, heads, turns, eighths, scale_log2):  # fmt: skip
     """Allocate, set up the barriers, and start the roles."""
-    problem = Problem(out, lse, stride_b, stride_h, stride_s, seqlen_q, seqlen_k, heads_q, group, query_blocks, eighths,
-                      scale_log2)  # fmt: skip
-
+    problem = Problem(out, lse, stride_b, stride_h, stride_s, seqlen_q, seqlen_k, heads_q, group, query_blocks, heads,
+                      turns, eighths, scale_log2)  # fmt: skip
+    gl.assume(turns > 0)
     gl.inline_asm_elementwise(DECLARE, "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1)
-    q = make_ring((q_desc_0, q_desc_1), Q_STAGES * WARPGROUPS, 1)
-    k = make_ring((k_desc_0, k_desc_1), KV_STAGES, WARPGROUPS)
-    v = make_ring((v_desc_0, v_desc_1), KV_STAGES, WARPGROUPS)
+    q = make_ring(q_desc, Q_STAGES * WARPGROUPS, 1)
+    k = make_ring(k_desc, KV_STAGES, WARPGROUPS)
+    v = make_ring(v_desc, KV_STAGES, WARPGROUPS)
     fence_async_shared()
     gl.warp_specialize([
         (consumer_role, (0, q, k, v, problem)),
         (consumer_role, (1, q, k, v, problem)),
         (consumer_role, (2, q, k, v, problem)),
-        (load_role, ((q_desc_0, q_desc_1), (k_desc_0, k_desc_1), (v_desc_0, v_desc_1), q, k, v, problem)),
+        (load_role, (q_desc, k_desc, v_desc, q, k, v, problem)),
     ], [4, 4, 1], [160, 160, 32])  # fmt: skip
 
 
@@ -420,13 +397,14 @@ def plan(q, k, v, out, lse, window_left, window_right):
         return ()
     descriptors = [
         TensorDescriptor.from_tensor(x, block, gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(q.dtype)]))
-        for x, count in ((q, ROWS), (k, TILE_N), (v, TILE_N))
-        for block in ([1, 1, count.value, 64], [1, 1, count.value, 32])
+        for x, block in ((q, [1, 1, ROWS.value, 128]), (k, [1, 1, TILE_N.value, 128]), (v, [1, 1, TILE_N.value, 128]))
     ]
     query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch * heads_q
-    programs = query_blocks * heads
-    eighths = None if head_dim_v == 96 else head_dim_v // 8
-    sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, query_blocks, eighths)
+    sms = triton.runtime.driver.active.utils.get_device_properties(q.device.index)["multiprocessor_count"]
+    turns = triton.cdiv(query_blocks * heads, sms)
+    programs = triton.cdiv(query_blocks * heads, turns)  # no more than all turns need
+    eighths = head_dim_v // 8
+    sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, query_blocks, heads, turns, eighths)
     return (programs, 1, 1), (*descriptors, out, lse, *(n // 8 for n in out.stride()[:3]), *sizes)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
@@ -28,6 +28,8 @@ _SMEM_BOOKKEEPING_BYTES = 3 * 1024
 _COMPILER_BYTES = 6 * 1024
 SCHEDULERS = ("grid", "persistent", "longest-first", "paired")
 _WRITTEN_TILES = (32, 64, 128, 256)
+#: Heads that are written as one tile of more columns: in two of their own the wait for O comes too early (docs/notes/forward-kernels.md).
+_WRITTEN_COLUMNS = {96: 128}
 #: Heads in e4m3, and the most columns of a block's product that are added to O at a time.
 _E4M3_HEADS = (32, 64, 128, 256)
 E4M3_PART = 128
@@ -74,7 +76,7 @@ def registers(variant: Fa3Variant, workload: Workload) -> int:
 
 def written_registers(variant: Fa3Variant, workload: Workload) -> int:
     """Registers a consumer thread needs as the Gluon template writes it and Triton compiles it."""
-    need = registers(variant, workload) + _COMPILER_REGISTERS
+    need = registers(variant, _as_written(workload)) + _COMPILER_REGISTERS
     if workload.dtype == "fp8" and variant.rescale == "always":
         # The product of a block is added to O outside the matrix unit, which keeps too few bits of a long sum.
         product = workload.head_dim_v // 2
@@ -83,6 +85,12 @@ def written_registers(variant: Fa3Variant, workload: Workload) -> int:
         kept = _SCALAR_REGISTERS + (8 if workload.mask != "none" else 0)
         need = need + product if variant.overlap else max(need, product + part + variant.tile_n // 8 + kept)
     return need
+
+
+def _as_written(workload: Workload) -> Workload:
+    """``workload`` with heads of as many columns as its tiles have."""
+    qk, v = written_columns(workload.head_dim_qk), written_columns(workload.head_dim_v)
+    return replace(workload, head_dim_qk=qk, head_dim_v=v)
 
 
 def _tile_bytes(variant: Fa3Variant, workload: Workload) -> int:
@@ -109,6 +117,11 @@ def legality(variant: Fa3Variant, workload: Workload, machine: Machine) -> Verdi
     return LEGAL
 
 
+def written_columns(head_dim: int) -> int:
+    """Columns of the tiles in shared memory and registers that the Gluon template writes for heads of ``head_dim``."""
+    return _WRITTEN_COLUMNS.get(head_dim, head_dim)
+
+
 def writable(variant: Fa3Variant, workload: Workload, machine: Machine) -> Verdict:
     """Whether the Gluon template can write a legal ``variant``: the rules of the template and of Triton's compiler."""
     if workload.dtype == "fp8" and not (refused := _writable_in_e4m3(variant, workload)).legal:
@@ -126,7 +139,7 @@ def writable(variant: Fa3Variant, workload: Workload, machine: Machine) -> Verdi
         return Verdict(f"emulated_share must be a multiple of 0.125, got {variant.emulated_share:g}", f"use {round(variant.emulated_share * 8) / 8:g}")  # fmt: skip
     if variant.scheduler not in SCHEDULERS:
         return Verdict(f"family fa3 is written with scheduler {', '.join(SCHEDULERS)}, got '{variant.scheduler}'", "use one of them")  # fmt: skip
-    total = _tile_bytes(variant, workload) + _COMPILER_BYTES
+    total = _tile_bytes(variant, _as_written(workload)) + _COMPILER_BYTES
     if total > machine["smem.per_cta_bytes"]:
         return over_limit("shared memory under Triton", total, machine["smem.per_cta_bytes"], "bytes", "use fewer kv_stages, q_stages or a smaller tile_n")  # fmt: skip
     return LEGAL

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -11,8 +10,13 @@ import pytest
 
 pytest.importorskip("triton")
 
-from tilecast.codegen.compiler.compile import compile_kernel, compile_kernels, tool
+from tilecast.codegen.compiler.compile import compile_kernel, compile_kernels, load_source
+from tilecast.codegen.generate import generate
+from tilecast.codegen.hopper import narrowing
 from tilecast.kernels.narrowing import with_fewer_columns
+from tilecast.model.families import find_family, parse_variant
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import load_machine
 
 GENERATED = Path(__file__).parents[3] / "kernels" / "generated"
 PRODUCT = re.compile(r"^\twgmma\.mma_async\S*m64n(\d+)k16\S* \{([^}]*)\}, (\S).*?(\d, \d|\d);$", re.MULTILINE)
@@ -23,6 +27,10 @@ def products(ptx: str) -> list[tuple[str, str, str, str]]:
     return PRODUCT.findall(ptx)
 
 
+def longest(kernels) -> str:
+    return max((one.ptx for one in kernels), key=len)
+
+
 @pytest.mark.parametrize(
     ("name", "kernel", "heads", "steps"),
     [
@@ -31,8 +39,9 @@ def products(ptx: str) -> list[tuple[str, str, str, str]]:
         ("hopper_bwd_d128_causal", 128, 80, 5),
     ],
 )
-def test_products_of_zeros_are_left_out_and_nothing_else(name, kernel, heads, steps, tmp_path) -> None:
-    plain = max(compile_kernels(GENERATED / f"{name}.py", "sm_90a"), key=lambda one: len(one.ptx)).ptx
+def test_products_of_zeros_are_left_out_and_nothing_else(name, kernel, heads, steps) -> None:
+    path = GENERATED / f"{name}.py"
+    plain = longest(compile_kernels(path, "sm_90a"))
     made = with_fewer_columns(plain, (kernel,), heads)
     before, after = products(plain), products(made)
 
@@ -51,9 +60,9 @@ def test_products_of_zeros_are_left_out_and_nothing_else(name, kernel, heads, st
     assert others[0] == others[1]
     rest = [[line for line in text.split("\n") if "wgmma.mma_async" not in line and "// zeros" not in line] for text in (plain, made)]  # fmt: skip
     assert rest[0] == rest[1]
-    (tmp_path / "made.ptx").write_text(made)
-    assemble = [tool("ptxas"), "--gpu-name=sm_90a", tmp_path / "made.ptx", "-o", tmp_path / "made.cubin"]
-    subprocess.run(assemble, check=True)
+    work = {**load_source(path).TILECAST["workload"], "head_dim_qk": heads, "head_dim_v": heads}
+    compiled = products(longest(compile_kernels(path, "sm_90a", shape=work)))
+    assert [(n, left, flags) for n, _, left, flags in compiled] == [(n, left, flags) for n, _, left, flags in after]
 
 
 def test_all_columns_change_nothing() -> None:
@@ -61,12 +70,26 @@ def test_all_columns_change_nothing() -> None:
     assert with_fewer_columns(plain, (64,), 64) == plain
 
 
-def test_a_head_in_tiles_has_fewer_columns_in_the_last() -> None:
-    plain = compile_kernel(GENERATED / "hopper_ws_d96_full.py", "sm_90a").ptx  # tiles of 64 and 32
-    made = with_fewer_columns(plain, (64, 32), 72)
-    count = Counter(n for n, _, left, _ in products(made) if left == "{")
-    assert set(count) == {"64", "8"} and count["8"] == count["64"]
-    scores = [sum(one[2] == "%" for one in products(ptx)) for ptx in (plain, made)]
-    assert scores[1] * 6 == scores[0] * 5
-    gone = with_fewer_columns(plain, (64, 32), 64)
-    assert {n for n, _, left, _ in products(gone) if left == "{"} == {"64"}
+def test_a_head_in_tiles_has_fewer_columns_in_the_last(tmp_path) -> None:
+    machine = load_machine("h200-sxm")
+    variant = parse_variant("family=fa3,warpgroups=2,tile_n=64,kv_stages=2,q_stages=1,ping_pong=false,rescale=anchored,scheduler=grid")
+    made = generate(Workload(1, 2, 2, 512, 512, 192, 192), machine, find_family("fa3"), variant, compiler=None, narrower=True)
+    file = tmp_path / "kernel.py"
+    file.write_text(made.source)
+    plain = compile_kernel(file, "sm_90a").ptx
+    narrow = with_fewer_columns(plain, (128, 64), 136)
+    count = Counter(n for n, _, left, _ in products(narrow) if left == "{")
+    assert set(count) == {"128", "8"} and count["8"] == count["128"]
+    scores = [sum(one[2] == "%" for one in products(ptx)) for ptx in (plain, narrow)]
+    assert scores[1] * 12 == scores[0] * 9
+    gone = with_fewer_columns(plain, (128, 64), 128)
+    assert {n for n, _, left, _ in products(gone) if left == "{"} == {"128"}
+
+
+def test_a_kernel_of_96_columns_is_compiled_for_them() -> None:
+    found = products(compile_kernel(GENERATED / "hopper_ws_d96_causal.py", "sm_90a").ptx)
+    assert {n for n, _, left, _ in found if left == "{"} == {"96"}
+
+
+def test_kernels_have_the_same_file() -> None:
+    assert Path(narrowing.__file__).read_bytes() == (GENERATED.parent / "narrowing.py").read_bytes()
