@@ -185,6 +185,8 @@ class Kernel(Loaded):
             session.far_launches = far_launches(session, self.module.launch, widths, header_window(self.header))
         arrays = [Array(as_numpy(x, name), name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
         batch, heads, rows, width = arrays[0].shape
+        tiles, columns = getattr(self.module, "HEAD_COLUMNS", ()), max(width, arrays[2].shape[3])
+        session.columns_there = {n: min(max(columns - sum(tiles[:i]), 8), n) for i, n in enumerate(tiles)}
         # What is never written shows.
         out = Array(np.full((batch, heads, rows, arrays[2].shape[3]), np.nan, arrays[0].data.dtype), "out")
         lse = Array(np.full((batch, heads, rows), np.nan, np.float32), "lse")

@@ -87,6 +87,8 @@ class Session:
     adds_fences: str = ""
     #: Tensor cores of the machine: wgmma or tcgen05; empty where it does not matter.
     tensor_kind: str = ""
+    #: Columns of a tile of heads -> how many of them heads have: launchers leave out products of the others, which are zeros.
+    columns_there: Mapping[int, int] = field(default_factory=dict)
     #: Launches so far, and warps of the running one.
     launches: int = 0
     num_warps: int = 4

@@ -190,7 +190,11 @@ def load_source(path: str | Path) -> ModuleType:
 
 @contextmanager
 def _offline(
-    capability: int, sms: int, found: list[Any], grids: list[tuple[int, ...]] | None = None, change: Callable[[str], str] | None = None
+    capability: int,
+    sms: int,
+    found: list[Any],
+    grids: list[tuple[int, ...]] | None = None,
+    change: Callable[[str], str] | None = None,
 ) -> Iterator[None]:
     """Inside, launching compiles and collects instead of running: kernels in ``found``, after a ``change`` of their PTX, and, of code that
     is not ours, ``grids``."""

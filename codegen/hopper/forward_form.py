@@ -162,7 +162,11 @@ class HopperForm(GluonKernel):
             ]
         made = Host(self.mask, self.head_dim_qk, self.head_dim_v, (), OUTPUT_ARGUMENTS, narrower=self.narrow_heads)
         if self.partly_there:
-            lines += [f"eighths = {made.columns[1]} // 8" if self.columns_v > self.head_dim_v else f"eighths = {made.eighths('v')}"]
+            lines += [
+                f"eighths = {made.columns[1]} // 8"
+                if self.columns_v > self.head_dim_v
+                else f"eighths = {made.eighths('v')}"
+            ]
         lines += [sizes_statement("heads_q // heads_kv" if name == "group" else name for name in self.sizes)]
         return replace(made, statements=tuple(lines))
 

@@ -376,10 +376,14 @@ class Language(Products):
                 f"{self.session.here()}: the left operand in registers needs the layout of {acc.layout!r}"
             )
         role.wgmma_issued += 1
-        home = "register" if isinstance(a, Tensor) else "smem"
+        there, columns, inner = self.session.columns_there, b.shape[1], a.shape[1]
+        if isinstance(a, Tensor):
+            home, columns = "register", there.get(columns, columns)
+        else:
+            home, inner = "smem", there.get(inner, inner)
         program.record(
             MatrixIssue(
-                program.line(), a.shape[0], b.shape[1], a.shape[1], a.dtype.name, home, 1, role.wgmma_issued, f"wgmma {b.name}",
+                program.line(), a.shape[0], columns, inner, a.dtype.name, home, 1, role.wgmma_issued, f"wgmma {b.name}",
             )
         )  # fmt: skip
         issued = Wgmma(role, a, b, acc, bool(use_acc), role.wgmma_issued)

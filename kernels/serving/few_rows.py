@@ -1,7 +1,7 @@
 """`tilecast.attention` of few queries, on the serving kernels: they split the keys, and rows of a group share a tile.
 
-Which kernel runs, and how it splits, depends on the lengths of a sequence and its heads alone, never on the batch: the bits of a
-result do not either.
+Which kernel runs, and how it splits, depends on the lengths of a sequence and its heads alone, never on the batch, but where others give the
+same bits: the bits of a result do not either.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ SMS, DENSE_TILE, DENSE_ROWS = 132, 128, {64: 192}
 #: Queries from which on their tiles are two thirds full at least, and how many times as many rows they must have as tiles that a group
 #: shares, which cost more for each row (data/measured/h200_short_groups.csv).
 FULL_QUERIES, EMPTIER = 256, 1.5
+#: Keys that are one block of every kernel, whose results then have the same bits.
+BLOCK = 64
 _NO_LISTS = (None,) * 8
 #: (device index, dtype, head_dim, head_dim_v) for which there is no kernel.
 _without: set[Any] = set()
@@ -48,7 +50,9 @@ def attend(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, left: int, 
         return False
     q, k, v, rows = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), out.transpose(1, 2)
     try:
-        if not (few or (short and _emptier(q, k, v)) or (long and _parted(q, k, v, left, right))):
+        if not (
+            few or (short and _emptier(q, k, v) and not _at_once(q, k)) or (long and _parted(q, k, v, left, right))
+        ):
             return False
         operator.into(q, k, v, rows, lse, _NO_LISTS, scale, 0.0, seqlen_q, seqlen_k, (left, right))
     except UnsupportedError:
@@ -62,6 +66,13 @@ def _emptier(q: Any, k: Any, v: Any) -> bool:
     count, rows = operator.tiles(q, k, v)
     dense = -(-int(q.shape[1]) // DENSE_TILE) * DENSE_TILE * int(q.shape[2])
     return rows > 1 and EMPTIER * count * rows <= dense
+
+
+def _at_once(q: Any, k: Any) -> bool:
+    """Whether another kernel gives the same bits and has an SM for each tile of a head of its own, which then ends sooner than those that
+    share tiles begin."""
+    batch, queries, heads, _ = q.shape
+    return bool(k.shape[1] <= BLOCK and batch * heads * -(-queries // DENSE_TILE) <= SMS)
 
 
 def _parted(q: Any, k: Any, v: Any, left: int, right: int) -> bool:

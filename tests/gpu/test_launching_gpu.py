@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tilecast  # noqa: E402
+from tilecast.kernels import registry  # noqa: E402
+from tilecast.kernels.launching import backward_launcher, launcher  # noqa: E402
 from tilecast.kernels.native.library import library  # noqa: E402
 
 SHAPE = (2, 4, 300, 64)
@@ -132,3 +136,51 @@ def test_hooks_and_the_profiler_see_every_launch() -> None:
 def test_each_device_launches_its_own() -> None:
     found = [tilecast.attention(*(draw(i).to(f"cuda:{device}") for i in range(3))) for device in (0, 1, 0, 1)]
     assert all(torch.equal(found[0].cpu(), one.cpu()) for one in found)
+
+
+def whole(module: Any) -> Any:
+    """A generated file whose products take every column of its tiles."""
+    return SimpleNamespace(**{name: value for name, value in vars(module).items() if name != "HEAD_COLUMNS"})
+
+
+def modules_of(direction: str, columns: int, mask: str) -> list[Any]:
+    """The files that compute heads of so many columns here and may leave some out."""
+    known = registry.shipped() if direction == "fwd" else registry.shipped_backward()
+    found = registry.candidates(torch.cuda.get_device_capability(), "bf16", columns, columns, mask, known)
+    modules = [importlib.import_module(f"{registry.PACKAGE}.{entry.module}") for entry in found]
+    return [module for module in modules if columns < sum(getattr(module, "HEAD_COLUMNS", ()))]
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "window"])
+@pytest.mark.parametrize("columns", [40, 72, 80, 96, 112, 136, 160, 192, 240])
+def test_products_of_zeros_change_no_bit(columns, mask) -> None:
+    limits = {"none": (-1, -1), "causal": (-1, 0), "window": (100, 0)}[mask]
+    q, k, v = draw(1, 2, 4, 333, columns), draw(2, 2, 2, 457, columns), draw(3, 2, 2, 457, columns)
+    modules = modules_of("fwd", columns, mask)
+    if not modules:
+        pytest.skip("no kernel here leaves any out")
+    for module in modules:
+        found = []
+        for one in (module, whole(module)):
+            out, lse = torch.empty_like(q), torch.empty(q.shape[:3], device="cuda")
+            launcher(one)(q, k, v, out, lse, columns**-0.5, *limits)
+            found.append((out, lse))
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True)), module.__name__
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "window"])
+@pytest.mark.parametrize("columns", [40, 80, 96, 112, 160, 240])
+def test_products_of_zeros_change_no_bit_of_gradients(columns, mask) -> None:
+    limits = {"none": (-1, -1), "causal": (-1, 0), "window": (100, 0)}[mask]
+    q, k, v, dout = (draw(i, 2, heads, 333, columns) for i, heads in ((1, 4), (2, 2), (3, 2), (4, 4)))
+    modules = modules_of("bwd", columns, mask)
+    if not modules:
+        pytest.skip("no kernel here leaves any out")
+    out, lse = tilecast.attention(q, k, v, window=limits, return_lse=True)
+    for module in modules:
+        found = []
+        for one in (module, whole(module)):
+            made = [torch.empty_like(x) for x in (q, k, v)]
+            backward_launcher(one)(q, k, v, out, lse, dout, *made, columns**-0.5, *limits)
+            found.append(made)
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True)), module.__name__

@@ -112,6 +112,18 @@ def test_accuracy_of_short_sequences_whose_heads_share_tiles(dims, lengths, mask
 
 
 @pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("lengths", [(22, 22), (50, 50), (64, 64), (200, 64), (17, 3), (3, 1)], ids=str)
+@pytest.mark.parametrize("dims", [*DIMS, (80, 80)], ids=str)
+def test_same_bits_whether_heads_share_tiles_or_not(dims, lengths, mask) -> None:
+    """Where keys are one block the number of tiles in the batch decides."""
+    q, k, v = inputs(9, 32, 2, *lengths, *dims, torch.bfloat16)
+    window = window_of(mask, max(lengths))
+    out, lse = attention(q, k, v, window=window, return_lse=True)
+    few, its_lse = attention(q[5:7], k[5:7], v[5:7], window=window, return_lse=True)
+    assert torch.equal(bits(few), bits(out[5:7])) and torch.equal(its_lse, lse[5:7])
+
+
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("ratio", [1, 4, 8, 16])
 def test_accuracy_of_grouped_heads(ratio, mask, record) -> None:
     check(*inputs(2, 16, 16 // ratio, 257, 257, 128, 128, torch.bfloat16, seed=ratio), window_of(mask, 257), record)

@@ -90,7 +90,7 @@ def test_short_sequences_are_served_where_heads_of_a_group_fill_tiles(served, to
         operator, "tiles", lambda q, k, v: (-(-q.shape[1] * q.shape[2] // k.shape[2] // 128) * k.shape[2], 128)
     )
     for rows, keys, heads in (
-        (22, 22, (32, 2)),  # 32 tiles of 22 rows, or 6 of 117
+        (22, 77, (32, 2)),  # 32 tiles of 22 rows, or 6 of 117
         (165, 77, (32, 2)),  # 64 tiles, or 42
         (100, 77, (32, 2)),  # 32 tiles, or 26
         (22, 22, (2, 2)),  # no head shares another's keys
@@ -98,6 +98,21 @@ def test_short_sequences_are_served_where_heads_of_a_group_fill_tiles(served, to
     ):
         served.attention(*problem(torch, rows, keys, heads), causal=True)
     assert [call[3] for call in served.served] == [22, 165] and len(served.launched) == 3
+
+
+def test_short_sequences_of_one_block_of_keys_have_tiles_of_their_own_while_sms_last(
+    served, torch, monkeypatch
+) -> None:
+    from tilecast.kernels.serving import operator
+
+    monkeypatch.setattr(
+        operator, "tiles", lambda q, k, v: (-(-q.shape[1] * q.shape[2] // k.shape[2] // 128) * k.shape[2], 128)
+    )
+    for batch, keys in ((2, 64), (2, 65), (4, 64), (5, 64)):  # of 32 heads
+        q, k, v = (torch.zeros(batch, heads, n, 64).bfloat16() for heads, n in ((32, 22), (2, keys), (2, keys)))
+        served.attention(q, k, v)
+    assert [(call[0][0], call[4]) for call in served.served] == [(2, 65), (5, 64)]
+    assert len(served.launched) == 2
 
 
 def test_more_queries_are_served_where_their_tiles_have_an_sm_each_and_others_would_not(

@@ -72,8 +72,12 @@ def test_all_columns_change_nothing() -> None:
 
 def test_a_head_in_tiles_has_fewer_columns_in_the_last(tmp_path) -> None:
     machine = load_machine("h200-sxm")
-    variant = parse_variant("family=fa3,warpgroups=2,tile_n=64,kv_stages=2,q_stages=1,ping_pong=false,rescale=anchored,scheduler=grid")
-    made = generate(Workload(1, 2, 2, 512, 512, 192, 192), machine, find_family("fa3"), variant, compiler=None, narrower=True)
+    variant = parse_variant(
+        "family=fa3,warpgroups=2,tile_n=64,kv_stages=2,q_stages=1,ping_pong=false,rescale=anchored,scheduler=grid"
+    )
+    made = generate(
+        Workload(1, 2, 2, 512, 512, 192, 192), machine, find_family("fa3"), variant, compiler=None, narrower=True
+    )
     file = tmp_path / "kernel.py"
     file.write_text(made.source)
     plain = compile_kernel(file, "sm_90a").ptx
