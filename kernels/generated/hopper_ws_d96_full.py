@@ -11,7 +11,7 @@ regenerate it instead of editing it.
 
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_ws", "machine": "h200-sxm", "targets": ["sm_90a"],
-    "variant": "family=fa3,warpgroups=3,tile_n=64,kv_stages=3,q_stages=1,overlap=true,ping_pong=false,rescale=anchored,rescale_threshold=8,emulated_share=0,poly_degree=3,scheduler=persistent",
+    "variant": "family=fa3,warpgroups=3,tile_n=64,kv_stages=3,q_stages=2,overlap=true,ping_pong=false,rescale=anchored,rescale_threshold=8,emulated_share=0,poly_degree=3,scheduler=persistent",
     "workload": {"batch": 4, "heads_q": 16, "heads_kv": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 96, "head_dim_v": 96, "mask": "none", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -32,7 +32,7 @@ TILE_M = gl.constexpr(192)  # query rows of a CTA
 TILE_N = gl.constexpr(64)  # keys of a block
 HEAD_DIM_V = gl.constexpr(128)  # columns of V and O
 KV_STAGES = gl.constexpr(3)
-Q_STAGES = gl.constexpr(1)
+Q_STAGES = gl.constexpr(2)
 LN2 = gl.constexpr(0.6931471805599453)
 HEAD_COLUMNS = (128,)  # tiles that are a head: of heads of fewer a launcher may leave out products of zeros
 LOG2E = 1.4426950408889634

@@ -21,14 +21,15 @@ QUERIES, ROWS, KEYS = 16, 128, 512
 #: Most rows of all key heads, where tiles are of at most 192 and SMs about 132, whose keys a kernel may part; fewest keys that it parts, and
 #: fewest where it parts none and others would take two turns.
 PARTED_ROWS, PARTED_KEYS, SHARED_KEYS = 192 * 132, 2048, 4096
-#: SMs, and rows of a tile of other kernels: tiles of a head of its own, where heads of a group share them here; of long causal sequences by
-#: head_dim where they are others.
-SMS, DENSE_TILE, DENSE_ROWS = 132, 128, {64: 192}
+#: SMs, and rows of a tile of other kernels: tiles of a head of its own, where heads of a group share them here; of long causal sequences, and
+#: up to how many columns these are others.
+SMS, DENSE_TILE, LONG_TILE, LONG_COLUMNS = 132, 128, 192, 96
 #: Queries from which on their tiles are two thirds full at least, and how many times as many rows they must have as tiles that a group
 #: shares, which cost more for each row (data/measured/h200_short_groups.csv).
 FULL_QUERIES, EMPTIER = 256, 1.5
-#: Keys that are one block of every kernel, whose results then have the same bits.
-BLOCK = 64
+#: Keys that are one block of every kernel, whose results then have the same bits; rounds of tiles of a head of its own on all SMs that are over
+#: before those which a group shares (data/measured/h200_short_rounds_shared.csv).
+BLOCK, ROUNDS = 64, 4
 _NO_LISTS = (None,) * 8
 #: (device index, dtype, head_dim, head_dim_v) for which there is no kernel.
 _without: set[Any] = set()
@@ -69,10 +70,9 @@ def _emptier(q: Any, k: Any, v: Any) -> bool:
 
 
 def _at_once(q: Any, k: Any) -> bool:
-    """Whether another kernel gives the same bits and has an SM for each tile of a head of its own, which then ends sooner than those that
-    share tiles begin."""
+    """Whether another kernel gives the same bits and its tiles, of a head of its own each, are so few in all that they are over sooner."""
     batch, queries, heads, _ = q.shape
-    return bool(k.shape[1] <= BLOCK and batch * heads * -(-queries // DENSE_TILE) <= SMS)
+    return bool(k.shape[1] <= BLOCK and batch * heads * -(-queries // DENSE_TILE) <= ROUNDS * SMS)
 
 
 def _parted(q: Any, k: Any, v: Any, left: int, right: int) -> bool:
@@ -81,7 +81,7 @@ def _parted(q: Any, k: Any, v: Any, left: int, right: int) -> bool:
         return True
     if k.shape[1] < SHARED_KEYS:
         return False
-    others = -(-q.shape[1] // DENSE_ROWS.get(q.shape[3], DENSE_TILE)) * int(q.shape[2])
+    others = -(-q.shape[1] // (LONG_TILE if q.shape[3] <= LONG_COLUMNS else DENSE_TILE)) * int(q.shape[2])
     return left < 0 and right == 0 and others > SMS and operator.tiles(q, k, v)[0] <= SMS
 
 
