@@ -231,12 +231,13 @@ class Flow:
         return found
 
     def _votes(self, at: int) -> bool:
-        """Whether the block at ``at`` ends by skipping what only runs where some thread of the warp voted for it."""
+        """Whether the block at ``at`` ends by skipping what only runs where some thread of the warp voted for it, there or in a block before,
+        as where a branch lies between."""
         branch = self.instructions[self.ends[at] - 1]
         if not branch.predicate.startswith("@!"):
             return False
         asked = branch.predicate.removeprefix("@!")
-        code = (self.instructions[i] for i in range(self.ends[at] - 2, at - 1, -1))
+        code = (self.instructions[i] for i in range(self.ends[at] - 2, -1, -1))
         made = next((i for i in code if i.operands.split(",")[0].strip() == asked), None)
         return made is not None and made.opcode == "VOTE" and "ANY" in made.modifiers
 

@@ -27,7 +27,7 @@ from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
 #: Goes up when more is read from the same code: what was kept before is then read anew.
-_READING = "6"
+_READING = "7"
 #: Folder of tilecast's cache.
 FOLDER = "tuned-kernels"
 

@@ -336,12 +336,10 @@ statistics = Statistics(row_max, partial_sums(p), reference{", gl.full([ROWS], 1
     def gives_q_early(self) -> bool:
         """Whether a loop gives Q back in its last block and not behind it, for the sake of where P is converted: in words that is
         settled, and the branch would cost some 40 registers, which loops of 256 keys or of wide heads do not have.  Of loops without a mask
-        those of three warpgroups with more than 64 columns, where the wait for P V would come among the exponentials."""
-        return (
-            self.warpgroups == 3 and self.columns_v > self.rows and not self.fp8
-            if not self.masked
-            else not self.in_words
-        )
+        those of three warpgroups and 96 columns, where the wait for P V would come among the exponentials; of 128 they would spill."""
+        if self.masked:
+            return not self.in_words
+        return self.warpgroups == 3 and self.columns_v > self.head_dim_v
 
     @property
     def gives_q_behind_exponentials(self) -> bool:

@@ -28,7 +28,7 @@ SMS, DENSE_TILE, LONG_TILE, LONG_COLUMNS = 132, 128, 192, 96
 #: shares, which cost more for each row (data/measured/h200_short_groups.csv).
 FULL_QUERIES, EMPTIER = 256, 1.5
 #: Keys that are one block of every kernel, whose results then have the same bits; rounds of tiles of a head of its own on all SMs that are over
-#: before those which a group shares (data/measured/h200_short_rounds_shared.csv).
+#: before those which a group shares (data/measured/h200_short_shared.csv).
 BLOCK, ROUNDS = 64, 4
 _NO_LISTS = (None,) * 8
 #: (device index, dtype, head_dim, head_dim_v) for which there is no kernel.
