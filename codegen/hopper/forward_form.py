@@ -103,8 +103,9 @@ class HopperForm(GluonKernel):
     @property
     def short_of_registers(self) -> bool:
         """Whether the assembler has to be asked for its best allocation, which releases of Triton differ in: where a thread has few, of
-        bytes where words are made of them, and where a block's scores and O take most."""
-        return self.wide or self.fp8 or self.tile_n + self.columns_v >= 256
+        bytes where words are made of them, where a block's scores and O take most, and of 160 where O takes 64."""
+        three = self.warpgroups == 3 and self.columns_v > 64
+        return self.wide or self.fp8 or three or self.tile_n + self.columns_v >= 256
 
     @property
     def descriptors(self) -> tuple[Descriptor, ...]:
