@@ -1344,7 +1344,8 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
     one = seqlen_q == 1 and group <= tile_m
     direct = seqlen_q * group <= tile_m and batch * heads_kv * splits <= PROGRAMS * sms
     planned = FEW_PLANNED if direct or batch <= FEW_PLANNED else MANY_PLANNED
-    flags = page, capped, one, planned, direct, FEW_MERGED if seqlen_q * group <= FEW_MERGED else MANY_MERGED, beside
+    most = seqlen_q * group
+    flags = page, capped, one, planned, direct, FEW_MERGED if most <= FEW_MERGED else MANY_MERGED, beside
     return (heads_kv, splits, batch) if direct else (max(1, min(items, sms)), 1, 1), arguments, flags
 
 
