@@ -36,7 +36,7 @@ def test_a_file_and_requests_are_one_answer(capsys, tmp_path) -> None:  # type: 
         answers.append(json.loads(out))
     assert len({answer["attention_us"] for answer in answers}) == 1
     assert answers[0]["requests"] == "16x2048,1x64:512"
-    assert [launch["sequences"] for launch in answers[0]["launches"]] == [16, 1, 0]
+    assert [launch["sequences"] for launch in answers[0]["launches"]] == [16, 1, 0, 0]
     # predict is about a kernel, step about the decoder too.
     assert answers[2]["decoder"] is None and answers[0]["decoder"]["layers"] == 32
 
