@@ -23,7 +23,7 @@ QUERIES, ROWS, KEYS = 16, 128, 512
 PARTED_ROWS, PARTED_KEYS, SHARED_KEYS = 192 * 132, 2048, 4096
 #: SMs, and rows of a tile of other kernels: tiles of a head of its own, where heads of a group share them here; of long causal sequences, and
 #: up to how many columns these are others.
-SMS, DENSE_TILE, LONG_TILE, LONG_COLUMNS = 132, 128, 192, 64
+SMS, DENSE_TILE, LONG_TILE, LONG_COLUMNS = 132, 128, 192, 96
 #: Queries from which on their tiles are two thirds full at least, and how many times as many rows they must have as tiles that a group
 #: shares, which cost more for each row (data/measured/h200_short_groups.csv).
 FULL_QUERIES, EMPTIER = 256, 1.5
