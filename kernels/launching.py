@@ -194,11 +194,12 @@ def _pieces(module: Any) -> int:
 def _backward_steps(module: Any, tensors: tuple[Any, ...], *asked: Any) -> list[Any]:
     """The launches of a shape, each of the tensors and the two scales; ``asked`` as the module's ``plan`` takes them."""
     apart = told_apart(tensors)
+    change = _of_fewer_columns(module, tensors)
     steps = []
     launches = zip(module.plan(*apart, *asked), module.OPTIONS, strict=False)
     for number, (one, options) in enumerate(launches):
         # The first launch takes no scale, unless what it writes is in scores.
-        steps.append(_step(one, apart, 2 if number or _pieces(module) else 0, options, 2))
+        steps.append(_step(one, apart, 2 if number or _pieces(module) else 0, options, 2, change))
     return steps
 
 

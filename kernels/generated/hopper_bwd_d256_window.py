@@ -40,6 +40,7 @@ KEY_STAGES, VALUE_STAGES = gl.constexpr(2), gl.constexpr(1)  # tiles of K, and o
 HEADS_ABREAST = gl.constexpr(8)  # heads whose blocks programs take by turns
 ROWS = gl.constexpr(16)  # rows of programs of row_terms
 PADDED = gl.constexpr(128)  # terms of a head are there for a multiple of so many rows
+HEAD_COLUMNS = (256,)  # tiles that are a head: of heads of fewer a launcher may leave out products of zeros
 LOG2E = gl.constexpr(1.4426950408889634)
 DTYPES = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
 # Of the kernels, in the order of their launches; level 2 of the register allocation, which Triton 3.9 asks for, spills.

@@ -66,6 +66,7 @@ HEADS_ABREAST, ANY_ORDER_ABREAST = 32, 8
 ROWS = gl.constexpr(64)  # rows of a program of row_terms
 PADDED = gl.constexpr(128)  # terms and sums of a head are there for a multiple of so many rows
 PIECES = gl.constexpr(16)  # bf16 pieces of the numbers of a row, the K of wgmma
+HEAD_COLUMNS = (64,)  # tiles that are a head: of heads of fewer a launcher may leave out products of zeros
 LOG2E = gl.constexpr(1.4426950408889634)
 DTYPES = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16, "torch.float32": gl.float32}
 OPTIONS = (  # of the kernels, in the order of their launches

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 import tilecast  # noqa: E402
 from tilecast.kernels import registry  # noqa: E402
-from tilecast.kernels.launching import launcher  # noqa: E402
+from tilecast.kernels.launching import backward_launcher, launcher  # noqa: E402
 from tilecast.kernels.native.library import library  # noqa: E402
 
 SHAPE = (2, 4, 300, 64)
@@ -143,9 +143,10 @@ def whole(module: Any) -> Any:
     return SimpleNamespace(**{name: value for name, value in vars(module).items() if name != "HEAD_COLUMNS"})
 
 
-def modules_of(columns: int, mask: str) -> list[Any]:
+def modules_of(direction: str, columns: int, mask: str) -> list[Any]:
     """The files that compute heads of so many columns here and may leave some out."""
-    found = registry.candidates(torch.cuda.get_device_capability(), "bf16", columns, columns, mask)
+    known = registry.shipped() if direction == "fwd" else registry.shipped_backward()
+    found = registry.candidates(torch.cuda.get_device_capability(), "bf16", columns, columns, mask, known)
     modules = [importlib.import_module(f"{registry.PACKAGE}.{entry.module}") for entry in found]
     return [module for module in modules if columns < sum(getattr(module, "HEAD_COLUMNS", ()))]
 
@@ -155,7 +156,7 @@ def modules_of(columns: int, mask: str) -> list[Any]:
 def test_products_of_zeros_change_no_bit(columns, mask) -> None:
     limits = {"none": (-1, -1), "causal": (-1, 0), "window": (100, 0)}[mask]
     q, k, v = draw(1, 2, 4, 333, columns), draw(2, 2, 2, 457, columns), draw(3, 2, 2, 457, columns)
-    modules = modules_of(columns, mask)
+    modules = modules_of("fwd", columns, mask)
     if not modules:
         pytest.skip("no kernel here leaves any out")
     for module in modules:
@@ -164,4 +165,22 @@ def test_products_of_zeros_change_no_bit(columns, mask) -> None:
             out, lse = torch.empty_like(q), torch.empty(q.shape[:3], device="cuda")
             launcher(one)(q, k, v, out, lse, columns**-0.5, *limits)
             found.append((out, lse))
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True)), module.__name__
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "window"])
+@pytest.mark.parametrize("columns", [40, 80, 96, 112, 160, 240])
+def test_products_of_zeros_change_no_bit_of_gradients(columns, mask) -> None:
+    limits = {"none": (-1, -1), "causal": (-1, 0), "window": (100, 0)}[mask]
+    q, k, v, dout = (draw(i, 2, heads, 333, columns) for i, heads in ((1, 4), (2, 2), (3, 2), (4, 4)))
+    modules = modules_of("bwd", columns, mask)
+    if not modules:
+        pytest.skip("no kernel here leaves any out")
+    out, lse = tilecast.attention(q, k, v, window=limits, return_lse=True)
+    for module in modules:
+        found = []
+        for one in (module, whole(module)):
+            made = [torch.empty_like(x) for x in (q, k, v)]
+            backward_launcher(one)(q, k, v, out, lse, dout, *made, columns**-0.5, *limits)
+            found.append(made)
         assert all(torch.equal(a, b) for a, b in zip(*found, strict=True)), module.__name__

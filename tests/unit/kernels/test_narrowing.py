@@ -33,7 +33,11 @@ def longest(kernels) -> str:
 
 @pytest.mark.parametrize(
     ("name", "kernel", "heads", "steps"),
-    [("hopper_ws_d128_causal", 128, 96, 6), ("hopper_ws_d256_full", 256, 136, 9)],
+    [
+        ("hopper_ws_d128_causal", 128, 96, 6),
+        ("hopper_ws_d256_full", 256, 136, 9),
+        ("hopper_bwd_d128_causal", 128, 80, 5),
+    ],
 )
 def test_products_of_zeros_are_left_out_and_nothing_else(name, kernel, heads, steps) -> None:
     path = GENERATED / f"{name}.py"
