@@ -32,9 +32,9 @@ def launcher(module: Any, taller: tuple[Any, float] | None = None) -> Callable[.
     ``module`` is the file as a module: its ``plan``, its kernel ``attention`` and its ``OPTIONS``.  The result has the
     signature, the shapes and the refusals of the file's ``launch``: launch(q, k, v, out, lse, scale, window_left=-1,
     window_right=-1).  It keeps up to `MOST_PLANS` shapes and no tensor.  ``taller``: another such file of taller tiles that gives the same
-    bits, and the time of a tile of ``module`` over one of it: it runs where its rounds of tiles take less.
+    bits, and the time of a tile of ``module`` over one of it: it runs where its tiles, as they are dealt, take less.
     """
-    find = _remembered(module, _plan) if taller is None else _remembered((module, *taller), _plan_of_fewer_rounds)
+    find = _remembered(module, _plan) if taller is None else _remembered((module, *taller), _plan_of_sooner)
 
     def launch(
         q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, window_left: int = -1, window_right: int = -1
@@ -112,13 +112,20 @@ def _of_fewer_columns(module: Any, tensors: tuple[Any, ...]) -> Change | None:
     return partial(with_fewer_columns, pieces=pieces, heads=heads) if heads < sum(pieces) else None
 
 
-def _plan_of_fewer_rounds(kernels: tuple[Any, Any, float], tensors: tuple[Any, ...], *window: int) -> Any:
+def _plan_of_sooner(kernels: tuple[Any, Any, float], tensors: tuple[Any, ...], *window: int) -> Any:
     """`_plan` of that of two kernels whose tiles take less time on all SMs."""
     module, taller, time = kernels
-    batch, heads, seqlen, _ = tensors[0].shape
     sms = _sm_count(tensors[0])
-    rounds, fewer = (-(batch * heads * -(-seqlen // kernel.TILE_M.value) // -sms) for kernel in (module, taller))
-    return _plan(module if rounds * time <= fewer else taller, tensors, *window)
+    work, less = (_longest_program(kernel, *tensors[:2], sms) for kernel in (module, taller))
+    return _plan(module if work * time <= less else taller, tensors, *window)
+
+
+def _longest_program(module: Any, q: Any, k: Any, sms: int) -> int:
+    """Tiles of the program that has the most, or where some see fewer keys than others its keys."""
+    batch, heads, seqlen, _ = q.shape
+    if hasattr(module, "launch_of"):
+        return int(module.launch_of(batch, heads, k.shape[1], seqlen, k.shape[2], sms)[0])
+    return -(-batch * heads * -(-seqlen // module.TILE_M.value) // sms)
 
 
 def _sm_count(tensor: Any) -> int:

@@ -7,7 +7,7 @@ from inspect import getsource
 
 from tilecast.codegen.gluon import OUTPUT_ARGUMENTS, GluonKernel, sizes_statement
 from tilecast.codegen.host import SMS_STATEMENT, WINDOW_STATEMENTS, Descriptor, Host, box_statements
-from tilecast.model.chip.programs import most_keys, programs_and_turns, start_keys
+from tilecast.model.chip.programs import most_keys, sms_abreast, soonest_launch, start_keys
 from tilecast.model.kernel.variants.fa3 import E4M3_PART, WIDE
 
 
@@ -135,10 +135,7 @@ class HopperForm(GluonKernel):
         elif self.counts_programs:
             lines += [
                 SMS_STATEMENT,
-                f"together = batch * heads_kv * seqlen_k <= {self.most_keys}  # L2 keeps what all heads read",
-                "programs, turns = programs_and_turns(",
-                f"    seqlen_q, seqlen_k, heads, together, sms, TILE_M.value, TILE_N.value, {self.start_keys}",
-                ")",
+                "_, programs, turns = launch_of(batch, heads_q, heads_kv, seqlen_q, seqlen_k, sms)",
             ]
         elif self.scheduler == "paired":
             lines += [
@@ -177,19 +174,16 @@ class HopperForm(GluonKernel):
         return self.scheduler == "paired" and self.mask == "causal"
 
     @property
-    def start_keys(self) -> int:
-        """Keys that the start of a program costs where it counts."""
-        return start_keys(self.head_dim_qk, self.head_dim_v)
-
-    @property
-    def most_keys(self) -> int:
-        """Keys of all heads up to which they may take turns at tiles."""
-        return most_keys(self.head_dim_qk, self.head_dim_v, 1 if self.fp8 else 2)
+    def limits_text(self) -> str:
+        """Of `soonest_launch`, what is the kernel's: keys that the start of a program costs, and when heads may take turns at tiles."""
+        bytes_each = 1 if self.fp8 else 2
+        most = most_keys(self.head_dim_qk, self.head_dim_v, bytes_each)
+        return f"{start_keys(self.head_dim_qk, self.head_dim_v)}, {most}, {sms_abreast(bytes_each)}"
 
     @property
     def programs_text(self) -> str:
         """The function by which it counts, which the forecast calls too."""
-        return getsource(programs_and_turns)
+        return getsource(soonest_launch)
 
     # -- what follows from mask and variant ----------------------------------------------------------------------------
 

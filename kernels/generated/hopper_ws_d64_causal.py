@@ -454,25 +454,35 @@ def attention(q_desc, k_desc, v_desc, out, lse, stride_b, stride_h, stride_s, se
 
 # -- how work is dealt -------------------------------------------------------------------------------------------------
 @lru_cache(maxsize=256)
-def programs_and_turns(
-    seqlen_q: int, seqlen_k: int, heads: int, together: bool, sms: int, rows: int, keys: int, start: int
-) -> tuple[int, int]:
-    """(programs, turns of each) of the launch that is over first, counted in keys.
+def soonest_launch(
+    seqlen_q: int,
+    seqlen_k: int,
+    heads: int,
+    heads_kv: int,
+    sms: int,
+    rows: int,
+    keys: int,
+    start: int,
+    most: int,
+    abreast: int,
+) -> tuple[int, int, int]:
+    """(keys of the program that has the most, programs, turns of each) of the launch that is over first, counted in keys.
 
     Tiles of `rows` queries see blocks of `keys` keys.  1 turn: a program to each tile, on whatever SM is free first, which costs
-    `start` more.  An even number: pairs of a long and a short tile, two turns each; an odd one: tiles of all heads `together`, the
-    longest first.  Both are dealt to and fro.
+    `start` more.  An even number: pairs of a long and a short tile, two turns each; an odd one: tiles of all heads together, the
+    longest first, where all `heads_kv` have `most` keys at most or `abreast` SMs each.  Both are dealt to and fro.
     """
+    together = heads_kv * seqlen_k <= most or abreast * heads_kv <= sms
     last = range(rows + seqlen_k - seqlen_q, rows + seqlen_k, rows)
     count, half = len(last) * heads, len(last) // 2
+    # A block more, for what is around the loop.
+    tiles = [(-(-max(min(end, seqlen_k), 1) // keys) + 1) * keys for end in last]
     if count <= sms:
-        return count, 1
+        return tiles[-1], count, 1
     if count > 64 * sms:  # what is left at the end is little
         pairs = (len(last) - half) * heads
         trips = -(-pairs // sms)
-        return -(-pairs // trips), 2 * trips
-    # A block more, for what is around the loop.
-    tiles = [(-(-max(min(end, seqlen_k), 1) // keys) + 1) * keys for end in last]
+        return -(-sum(tiles) * heads // sms), -(-pairs // trips), 2 * trips
 
     def dealt(work: list[int]) -> tuple[int, int, int]:
         """(keys of the program with the most, programs, turns): no more programs than all turns need, unless that takes 2 % longer."""
@@ -497,8 +507,13 @@ def programs_and_turns(
         for length in reversed(tiles * heads):  # of each head the longest first
             heapreplace(free, free[0] + length + start)
         found.append((max(free), count, 1))
-    _, programs, turns = min(found, key=lambda one: one[0])
-    return programs, turns
+    return min(found, key=lambda one: one[0])
+
+
+def launch_of(batch, heads_q, heads_kv, seqlen_q, seqlen_k, sms):
+    """(keys of the program that has the most, programs, turns of each) of a launch."""
+    heads, limits = (batch * heads_q, batch * heads_kv), (192, 156250, 5)
+    return soonest_launch(seqlen_q, seqlen_k, *heads, sms, TILE_M.value, TILE_N.value, *limits)
 
 
 def plan(q, k, v, out, lse, window_left, window_right):
@@ -527,8 +542,7 @@ def plan(q, k, v, out, lse, window_left, window_right):
     ]
     query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch * heads_q
     sms = triton.runtime.driver.active.utils.get_device_properties(q.device.index)["multiprocessor_count"]
-    together = batch * heads_kv * seqlen_k <= 156250  # L2 keeps what all heads read
-    programs, turns = programs_and_turns(seqlen_q, seqlen_k, heads, together, sms, TILE_M.value, TILE_N.value, 192)
+    _, programs, turns = launch_of(batch, heads_q, heads_kv, seqlen_q, seqlen_k, sms)
     eighths = None if head_dim_v == 64 else head_dim_v // 8
     sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, query_blocks, heads, turns, eighths)
     return (programs, 1, 1), (*descriptors, out, lse, *(n // 8 for n in out.stride()[:3]), *sizes)

@@ -13,11 +13,13 @@ tilecast: regenerate it instead of editing it.
 
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_ws", "machine": "h200-sxm", "targets": ["sm_90a"],
-    "variant": "family=fa3,warpgroups=3,tile_n=64,kv_stages=3,q_stages=1,overlap=true,ping_pong=true,rescale=anchored,rescale_threshold=8,emulated_share=0,poly_degree=3,scheduler=longest-first",
+    "variant": "family=fa3,warpgroups=3,tile_n=64,kv_stages=3,q_stages=1,overlap=true,ping_pong=true,rescale=anchored,rescale_threshold=8,emulated_share=0,poly_degree=3,scheduler=paired",
     "workload": {"batch": 2, "heads_q": 16, "heads_kv": 16, "seqlen_q": 8192, "seqlen_k": 8192, "head_dim_qk": 96, "head_dim_v": 96, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
 from collections import namedtuple
+from functools import lru_cache
+from heapq import heapreplace
 
 import triton
 from triton.experimental import gluon
@@ -148,11 +150,19 @@ def work_tile(problem, turn):
     pid = gl.program_id(0)
     query_blocks = own_copy(problem.query_blocks)
     programs = own_copy(gl.num_programs(0))
-    # Programs take turns forwards and backwards, which evens out their loads.
-    tile = turn * programs + gl.where(turn % 2 == 0, pid, programs - 1 - pid)
-    head = tile % problem.heads
-    block = query_blocks - 1 - tile // problem.heads
-    exists = tile < query_blocks * problem.heads
+    # An even number of turns: a long and a short query block of one head make a pair; all pairs are the same work and share K and V
+    # in L2.  An odd number: blocks one by one, the longest of all heads first.  One turn: a program to each block, head by head.
+    alone = problem.turns % 2 == 1
+    across = alone & (problem.turns > 1)
+    trip = gl.where(alone, turn, turn // 2)
+    place = trip * programs + gl.where(trip % 2 == 0, pid, programs - 1 - pid)
+    row_length = gl.where(across, problem.heads, gl.where(alone, query_blocks, (query_blocks + 1) // 2))
+    outer, inner = place // row_length, place % row_length
+    head, short = gl.where(across, inner, outer), gl.where(across, outer, inner)
+    long = query_blocks - 1 - short
+    is_long = alone | (turn % 2 == 0)
+    block = gl.where(is_long, long, short)
+    exists = (head < problem.heads) & (short < query_blocks) & (is_long | (short != long))
     return head // problem.heads_q, head % problem.heads_q, block * TILE_M, exists
 
 
@@ -303,6 +313,7 @@ def row_results(statistics, row, problem):
 def load_role(q_desc, k_desc, v_desc, q, k, v, problem):
     """Copies Q, K and V tiles into shared memory, key blocks from the last to the first."""
     n = 0  # key blocks so far
+    tiles = 0  # work tiles so far
     for turn in range(problem.turns):
         batch, head, row, exists = work_tile(problem, turn)
         if exists:
@@ -313,9 +324,10 @@ def load_role(q_desc, k_desc, v_desc, q, k, v, problem):
                 if step == 0:
                     # After the first K tile: the slots of K and V free up before those of Q do.
                     for g in gl.static_range(WARPGROUPS):
-                        load(q, turn * WARPGROUPS + g, q_desc, batch, head, row + g * ROWS)
+                        load(q, tiles * WARPGROUPS + g, q_desc, batch, head, row + g * ROWS)
                 load(v, n, v_desc, batch, head // problem.group, key)
                 n += 1
+            tiles += 1
 
 
 # Warpgroups take turns at issuing matrix products: each waits for its own barrier and arrives at the next one's.
@@ -395,17 +407,18 @@ def consumer_role(g: gl.constexpr, turn_barriers, q, k, v, problem):
     dtype: gl.constexpr = problem.out.dtype.element_ty
     turns = Turns(turn_barriers.index(g), turn_barriers.index((g + 1) % WARPGROUPS))
     n = 0  # key blocks so far
+    tiles = 0  # work tiles so far
     for turn in range(problem.turns):
         batch, head, row, exists = work_tile(problem, turn)
         if exists:
             cta_first, cta_end = key_blocks(problem, row, TILE_M)
             row += g * ROWS
             first, end = key_blocks(problem, row, ROWS)
-            n = pass_blocks(n, cta_end - end, k, v, turns, turn)
+            n = pass_blocks(n, cta_end - end, k, v, turns, tiles)
 
             # The first block has no P V to go with.
-            q_number = own_copy(turn * WARPGROUPS + g)
-            tile = QueryTile(q, k, v, q_number, row, n + end - 1 - first, problem, turns, turn)
+            q_number = own_copy(tiles * WARPGROUPS + g)
+            tile = QueryTile(q, k, v, q_number, row, n + end - 1 - first, problem, turns, tiles)
             wait(q, q_number)
             wait(k, n)
             s = warpgroup_mma_wait(0, deps=[issue_qk(tile_at(q, q_number), tile_at(k, n))])
@@ -437,6 +450,7 @@ def consumer_role(g: gl.constexpr, turn_barriers, q, k, v, problem):
             o = warpgroup_mma_wait(0, deps=[o])
             release(v, n)
             n += 1
+            tiles += 1
             store_rows(problem, o, inverse, batch, head, row)
 
 
@@ -461,6 +475,70 @@ def attention(q_desc, k_desc, v_desc, out, lse, stride_b, stride_h, stride_s, se
         (consumer_role, (2, turn_barriers, q, k, v, problem)),
         (load_role, (q_desc, k_desc, v_desc, q, k, v, problem)),
     ], [4, 4, 1], [160, 160, 32])  # fmt: skip
+
+
+# -- how work is dealt -------------------------------------------------------------------------------------------------
+@lru_cache(maxsize=256)
+def soonest_launch(
+    seqlen_q: int,
+    seqlen_k: int,
+    heads: int,
+    heads_kv: int,
+    sms: int,
+    rows: int,
+    keys: int,
+    start: int,
+    most: int,
+    abreast: int,
+) -> tuple[int, int, int]:
+    """(keys of the program that has the most, programs, turns of each) of the launch that is over first, counted in keys.
+
+    Tiles of `rows` queries see blocks of `keys` keys.  1 turn: a program to each tile, on whatever SM is free first, which costs
+    `start` more.  An even number: pairs of a long and a short tile, two turns each; an odd one: tiles of all heads together, the
+    longest first, where all `heads_kv` have `most` keys at most or `abreast` SMs each.  Both are dealt to and fro.
+    """
+    together = heads_kv * seqlen_k <= most or abreast * heads_kv <= sms
+    last = range(rows + seqlen_k - seqlen_q, rows + seqlen_k, rows)
+    count, half = len(last) * heads, len(last) // 2
+    # A block more, for what is around the loop.
+    tiles = [(-(-max(min(end, seqlen_k), 1) // keys) + 1) * keys for end in last]
+    if count <= sms:
+        return tiles[-1], count, 1
+    if count > 64 * sms:  # what is left at the end is little
+        pairs = (len(last) - half) * heads
+        trips = -(-pairs // sms)
+        return -(-sum(tiles) * heads // sms), -(-pairs // trips), 2 * trips
+
+    def dealt(work: list[int]) -> tuple[int, int, int]:
+        """(keys of the program with the most, programs, turns): no more programs than all turns need, unless that takes 2 % longer."""
+        turns = -(-len(work) // sms)
+        # To and fro: of each two turns a program takes the piece of its number, then the one of its number from the end.
+        most = [
+            max(sum(work[i :: 2 * programs]) + sum(work[2 * programs - 1 - i :: 2 * programs]) for i in range(programs))
+            for programs in (-(-len(work) // turns), sms)
+        ]
+        few = most[0] <= 1.02 * most[1]
+        return (most[0], -(-len(work) // turns), turns) if few else (most[1], sms, turns)
+
+    middle = tiles[half : len(tiles) - half]
+    most, programs, trips = dealt([*(tiles[i] + tiles[-1 - i] for i in range(half)), *middle] * heads)
+    found = [(most, programs, 2 * trips)]
+    most, programs, turns = dealt([length for length in reversed(tiles) for _ in range(heads)])
+    found += [(most, programs, turns | 1)] * together
+    # Free SMs are over no sooner than the longest tile, nor than the mean of them all.
+    least = max(tiles[-1] + start, -(-(sum(tiles) * heads + count * start) // sms))
+    if least < min(found)[0]:
+        free = [0] * sms
+        for length in reversed(tiles * heads):  # of each head the longest first
+            heapreplace(free, free[0] + length + start)
+        found.append((max(free), count, 1))
+    return min(found, key=lambda one: one[0])
+
+
+def launch_of(batch, heads_q, heads_kv, seqlen_q, seqlen_k, sms):
+    """(keys of the program that has the most, programs, turns of each) of a launch."""
+    heads, limits = (batch * heads_q, batch * heads_kv), (192, 104166, 5)
+    return soonest_launch(seqlen_q, seqlen_k, *heads, sms, TILE_M.value, TILE_N.value, *limits)
 
 
 def plan(q, k, v, out, lse, window_left, window_right):
@@ -489,8 +567,7 @@ def plan(q, k, v, out, lse, window_left, window_right):
     ]
     query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch * heads_q
     sms = triton.runtime.driver.active.utils.get_device_properties(q.device.index)["multiprocessor_count"]
-    programs = min(sms, query_blocks * heads)
-    turns = triton.cdiv(query_blocks * heads, programs)
+    _, programs, turns = launch_of(batch, heads_q, heads_kv, seqlen_q, seqlen_k, sms)
     eighths = head_dim_v // 8
     sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, query_blocks, heads, turns, eighths)
     return (programs, 1, 1), (*descriptors, out, lse, *(n // 8 for n in out.stride()[:3]), *sizes)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecast.model.chip.programs import most_keys, programs_and_turns, start_keys
+from tilecast.model.chip.programs import most_keys, sms_abreast, soonest_launch, start_keys
 from tilecast.model.kernel.workload import Workload
 
 
@@ -67,8 +67,8 @@ def launched(family: str, scheduler: str, workload: Workload, rows: int, keys: i
 
 
 def in_pairs(workload: Workload, rows: int, keys: int, slots: int) -> tuple[int, int]:
-    """(programs, turns of each) of a launch of the paired scheduler of Hopper kernels (`programs_and_turns`)."""
+    """(programs, turns of each) of a launch of the paired scheduler of Hopper kernels (`soonest_launch`)."""
     w, dims = workload, (workload.head_dim_qk, workload.head_dim_v)
-    together = w.batch * w.heads_kv * w.seqlen_k <= most_keys(*dims, w.dtype_bytes)
-    heads = w.batch * w.heads_q
-    return programs_and_turns(w.seqlen_q, w.seqlen_k, heads, together, slots, rows, keys, start_keys(*dims))
+    heads, heads_kv = w.batch * w.heads_q, w.batch * w.heads_kv
+    limits = start_keys(*dims), most_keys(*dims, w.dtype_bytes), sms_abreast(w.dtype_bytes)
+    return soonest_launch(w.seqlen_q, w.seqlen_k, heads, heads_kv, slots, rows, keys, *limits)[1:]

@@ -1,6 +1,6 @@
 """How many programs a launch of a causal Hopper kernel starts, and how many turns each takes.
 
-The text of `programs_and_turns` is also in the files that `codegen` writes, whose host asks it: what is forecast is what runs.  So it
+The text of `soonest_launch` is also in the files that `codegen` writes, whose host asks it: what is forecast is what runs.  So it
 takes numbers alone and needs the standard library alone.
 """
 
@@ -15,6 +15,10 @@ _START = 192 * 128
 #: Bytes of K and V of all heads that L2 (50 MB) keeps for tiles of all of them: with 34 MB the longest tiles first took what counts say,
 #: with 67 they lost 2 %, with 134 up to 70 % (the same table).
 _KEPT = 40_000_000
+#: SMs for each key head, of numbers of four bytes, from which on it does not matter whether L2 keeps all: so many walk the same keys side by side that
+#: few bytes are read again.  With 8 to 26 key heads on 132 SMs the longest tiles first took 1 to 2 % less at 134 MB, with 32 they lost 2 to
+#: 6 %, with 64 13 to 21 % (the same table); of e4m3 keys, with 32 heads, they took 5 % less (data/measured/h200_longest_first.csv).
+_ABREAST = 10
 
 
 def start_keys(head_dim_qk: int, head_dim_v: int) -> int:
@@ -27,26 +31,41 @@ def most_keys(head_dim_qk: int, head_dim_v: int, dtype_bytes: int) -> int:
     return _KEPT // ((head_dim_qk + head_dim_v) * dtype_bytes)
 
 
+def sms_abreast(dtype_bytes: int) -> int:
+    """SMs for each key head from which on the heads may take turns at tiles whatever L2 keeps."""
+    return -(-_ABREAST * dtype_bytes // 4)
+
+
 @lru_cache(maxsize=256)
-def programs_and_turns(
-    seqlen_q: int, seqlen_k: int, heads: int, together: bool, sms: int, rows: int, keys: int, start: int
-) -> tuple[int, int]:
-    """(programs, turns of each) of the launch that is over first, counted in keys.
+def soonest_launch(
+    seqlen_q: int,
+    seqlen_k: int,
+    heads: int,
+    heads_kv: int,
+    sms: int,
+    rows: int,
+    keys: int,
+    start: int,
+    most: int,
+    abreast: int,
+) -> tuple[int, int, int]:
+    """(keys of the program that has the most, programs, turns of each) of the launch that is over first, counted in keys.
 
     Tiles of `rows` queries see blocks of `keys` keys.  1 turn: a program to each tile, on whatever SM is free first, which costs
-    `start` more.  An even number: pairs of a long and a short tile, two turns each; an odd one: tiles of all heads `together`, the
-    longest first.  Both are dealt to and fro.
+    `start` more.  An even number: pairs of a long and a short tile, two turns each; an odd one: tiles of all heads together, the
+    longest first, where all `heads_kv` have `most` keys at most or `abreast` SMs each.  Both are dealt to and fro.
     """
+    together = heads_kv * seqlen_k <= most or abreast * heads_kv <= sms
     last = range(rows + seqlen_k - seqlen_q, rows + seqlen_k, rows)
     count, half = len(last) * heads, len(last) // 2
+    # A block more, for what is around the loop.
+    tiles = [(-(-max(min(end, seqlen_k), 1) // keys) + 1) * keys for end in last]
     if count <= sms:
-        return count, 1
+        return tiles[-1], count, 1
     if count > 64 * sms:  # what is left at the end is little
         pairs = (len(last) - half) * heads
         trips = -(-pairs // sms)
-        return -(-pairs // trips), 2 * trips
-    # A block more, for what is around the loop.
-    tiles = [(-(-max(min(end, seqlen_k), 1) // keys) + 1) * keys for end in last]
+        return -(-sum(tiles) * heads // sms), -(-pairs // trips), 2 * trips
 
     def dealt(work: list[int]) -> tuple[int, int, int]:
         """(keys of the program with the most, programs, turns): no more programs than all turns need, unless that takes 2 % longer."""
@@ -71,5 +90,4 @@ def programs_and_turns(
         for length in reversed(tiles * heads):  # of each head the longest first
             heapreplace(free, free[0] + length + start)
         found.append((max(free), count, 1))
-    _, programs, turns = min(found, key=lambda one: one[0])
-    return programs, turns
+    return min(found, key=lambda one: one[0])

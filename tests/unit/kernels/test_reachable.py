@@ -19,9 +19,10 @@ def reached(family: str = "") -> set[str]:
                 some = tuple(entry for entry in known if (entry.direction, entry.cache) == (direction, cache))
                 heads = {(entry.head_dim_qk, entry.head_dim_v) for entry in some}
                 found |= {
-                    entry.module
+                    module
                     for capability in CAPABILITIES for dtype in DTYPES for mask in COVERED_BY for head in heads
                     for entry in candidates(capability, dtype, *head, mask, some)
+                    for module in (entry.module, *(entry.taller or ())[:1])
                 }  # fmt: skip
     return found
 

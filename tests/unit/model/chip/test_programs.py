@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tilecast.codegen.generate import generate
 from tilecast.model.chip.dealing import in_pairs, launched
 from tilecast.model.chip.launch import run_chip
-from tilecast.model.chip.programs import most_keys, programs_and_turns, start_keys
+from tilecast.model.chip.programs import most_keys, sms_abreast, soonest_launch, start_keys
 from tilecast.model.compiled.counts import key_blocks, program_tiles
 from tilecast.model.families import build_pipeline, find_family
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
@@ -28,12 +28,13 @@ SMS = 132
     [
         (32, 8, 512, 57344, 128, (128, 1)),  # an SM for each of 128 blocks
         (32, 8, 1280, 8192, 128, (107, 3)),  # 3 turns of tiles, where 160 pairs take 2, which is 4 tiles
-        (32, 8, 1408, 65536, 256, (352, 1)),  # the same, but L2 does not keep what all heads read
+        (32, 32, 1408, 65536, 256, (352, 1)),  # the same, but L2 does not keep what all heads read
         (32, 8, 896, 32768, 256, (128, 2)),  # 224 tiles take 2 turns either way: programs that stay start once
         (64, 64, 4096, 4096, 128, (128, 16)),  # 1024 pairs to 132 SMs: 8 turns, which 128 programs do as well
         (32, 8, 4096, 4096, 128, (132, 9)),  # 1024 tiles, the last of 8 turns short ones; a ninth is empty
-        (16, 16, 16384, 16384, 128, (2048, 1)),  # the last of 16 turns is half empty, and tiles are long
-        (8, 8, 65536, 65536, 256, (4096, 1)),
+        (32, 32, 16384, 16384, 128, (4096, 1)),  # the last of 32 turns is half empty, and tiles are long
+        (16, 16, 16384, 16384, 128, (132, 17)),  # half as many key heads are read by SMs side by side
+        (8, 8, 65536, 65536, 256, (132, 33)),
         (1024, 1024, 512, 512, 64, (128, 32)),  # short tiles: starts would cost more than the last turn
     ],
 )
@@ -52,20 +53,24 @@ def test_l2_keeps_as_many_bytes_of_any_head() -> None:
     assert [most_keys(128, 128, 2), most_keys(128, 128, 1), most_keys(256, 256, 2)] == [78125, 156250, 39062]
 
 
+def test_sms_of_a_key_head() -> None:
+    assert [sms_abreast(size) for size in (1, 2)] == [3, 5]
+
+
 @settings(max_examples=300)
 @given(
-    st.integers(1, 900), st.integers(1, 900), st.integers(1, 9), st.booleans(), st.integers(1, 24),
-    st.sampled_from((64, 128, 192)), st.sampled_from((32, 64, 128)), st.integers(0, 300),
+    st.integers(1, 900), st.integers(1, 900), st.integers(1, 9), st.integers(1, 24),
+    st.sampled_from((64, 128, 192)), st.sampled_from((32, 64, 128)), st.integers(0, 300), st.integers(0, 5000), st.integers(1, 9),
 )  # fmt: skip
 def test_the_launch_that_is_over_first(
-    seqlen_q: int, seqlen_k: int, heads: int, together: bool, sms: int, rows: int, keys: int, start: int
+    seqlen_q: int, seqlen_k: int, heads: int, sms: int, rows: int, keys: int, start: int, kept: int, abreast: int
 ) -> None:
     work = Workload(1, heads, heads, seqlen_q, seqlen_k, 64, mask="causal")
     blocks = -(-seqlen_q // rows)
     length = [keys + keys * key_blocks(work, block * rows, rows, keys)[1] for block in range(blocks)]
-    programs, turns = programs_and_turns(seqlen_q, seqlen_k, heads, together, sms, rows, keys, start)
+    most, programs, turns = soonest_launch(seqlen_q, seqlen_k, heads, heads, sms, rows, keys, start, kept, abreast)
     if blocks * heads <= sms:
-        assert (programs, turns) == (blocks * heads, 1)
+        assert (most, programs, turns) == (max(length), blocks * heads, 1)
         return
     everything = [(block, head) for block in range(blocks) for head in range(heads)]
     if blocks * heads > 64 * sms:
@@ -73,7 +78,7 @@ def test_the_launch_that_is_over_first(
         assert sorted(tile for tiles in dealt for tile in tiles) == everything
         assert programs <= sms and turns % 2 == 0 and max(map(len, dealt)) <= turns
         longest = max(sum(length[block] for block, _ in tiles) for tiles in dealt)
-        assert longest <= 1.05 * sum(length) * heads / sms + max(length)
+        assert most <= longest and longest <= 1.05 * sum(length) * heads / sms + max(length)
         return
 
     def staying(scheduler: str, count: int) -> tuple[int, int, int]:
@@ -93,12 +98,12 @@ def test_the_launch_that_is_over_first(
         for block in reversed(range(blocks)):
             heapq.heapreplace(free, free[0] + length[block] + start)
     launches = {"paired": staying("paired", (blocks + 1) // 2 * heads), "grid": (max(free), blocks * heads, 1)}
-    if together:
-        most, some, turn = staying("longest-first", blocks * heads)
-        launches["longest-first"] = (most, some, turn | 1)
+    if heads * seqlen_k <= kept or abreast * heads <= sms:
+        longest, some, turn = staying("longest-first", blocks * heads)
+        launches["longest-first"] = (longest, some, turn | 1)
     kind = "grid" if turns == 1 else "longest-first" if turns % 2 else "paired"
-    assert launches[kind][1:] == (programs, turns)
-    assert launches[kind][0] == min(most for most, _, _ in launches.values())
+    assert launches[kind] == (most, programs, turns)
+    assert most == min(keys for keys, _, _ in launches.values())
 
 
 def test_files_ask_the_same_function() -> None:
@@ -108,12 +113,13 @@ def test_files_ask_the_same_function() -> None:
     begin, end = source.index("@lru_cache"), source.index("def plan(")
     found: dict[str, object] = {}
     exec(
-        "from functools import lru_cache\nfrom heapq import heapreplace\n" + source[begin:end],
+        "from functools import lru_cache\nfrom heapq import heapreplace\nfrom types import SimpleNamespace\n"
+        "TILE_M, TILE_N = SimpleNamespace(value=128), SimpleNamespace(value=64)\n" + source[begin:end],
         found,
     )
-    assert found["programs_and_turns"](1280, 8192, 32, False, SMS, 128, 64, 192) == (320, 1)  # type: ignore[operator]
-    assert "programs_and_turns(seqlen_q, seqlen_k, heads, together, sms, TILE_M.value, TILE_N.value, 192)" in source
-    assert "together = batch * heads_kv * seqlen_k <= 78125" in source
+    assert found["launch_of"](1, 32, 32, 1280, 8192, SMS)[1:] == (320, 1)  # type: ignore[operator]
+    assert found["launch_of"](1, 32, 8, 1280, 8192, SMS)[1:] == in_pairs(work, 128, 64, SMS)  # type: ignore[operator]
+    assert "_, programs, turns = launch_of(batch, heads_q, heads_kv, seqlen_q, seqlen_k, sms)" in source
 
 
 def test_the_forecast_is_of_the_launch_that_runs() -> None:
@@ -124,7 +130,7 @@ def test_the_forecast_is_of_the_launch_that_runs() -> None:
         found = [run_chip(work, v, build_pipeline(work, v, H200), H200).makespan_cycles for v in variants]
         return dict(zip(names, found, strict=True))
 
-    chunk = Workload(1, 32, 8, 1408, 65536, 256, mask="causal")
+    chunk = Workload(1, 32, 32, 1408, 65536, 256, mask="causal")
     assert launched("fa3", "paired", chunk, 128, 64, SMS) == "grid"
     assert spans(chunk)["paired"] == spans(chunk)["grid"]
     near = Workload(1, 32, 8, 1280, 8192, 128, mask="causal")
