@@ -115,8 +115,9 @@ def _of_fewer_columns(module: Any, tensors: tuple[Any, ...]) -> Change | None:
 def _plan_of_sooner(kernels: tuple[Any, Any, float], tensors: tuple[Any, ...], *window: int) -> Any:
     """`_plan` of that of two kernels whose tiles take less time on all SMs."""
     module, taller, time = kernels
-    sms = _sm_count(tensors[0])
-    work, less = (_longest_program(kernel, *tensors[:2], sms) for kernel in (module, taller))
+    q, k, *_ = tensors
+    sms = _sm_count(q)
+    work, less = (_longest_program(kernel, q, k, sms) for kernel in (module, taller))
     return _plan(module if work * time <= less else taller, tensors, *window)
 
 
@@ -125,7 +126,8 @@ def _longest_program(module: Any, q: Any, k: Any, sms: int) -> int:
     batch, heads, seqlen, _ = q.shape
     if hasattr(module, "launch_of"):
         return int(module.launch_of(batch, heads, k.shape[1], seqlen, k.shape[2], sms)[0])
-    return -(-batch * heads * -(-seqlen // module.TILE_M.value) // sms)
+    rows = int(module.TILE_M.value)
+    return -(-int(batch * heads) * -(-int(seqlen) // rows) // sms)
 
 
 def _sm_count(tensor: Any) -> int:
