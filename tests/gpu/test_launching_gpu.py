@@ -184,3 +184,22 @@ def test_products_of_zeros_change_no_bit_of_gradients(columns, mask) -> None:
             backward_launcher(one)(q, k, v, out, lse, dout, *made, columns**-0.5, *limits)
             found.append(made)
         assert all(torch.equal(a, b) for a, b in zip(*found, strict=True)), module.__name__
+
+
+HEIGHTS = [entry for entry in registry.read_index(registry.INDEX) if entry.taller is not None]
+
+
+@pytest.mark.parametrize("lengths", [(1200, 1200), (500, 1900), (2049, 2049)], ids=str)
+@pytest.mark.parametrize("entry", HEIGHTS, ids=lambda entry: entry.module)
+def test_tiles_of_two_heights_give_the_same_bits(entry, lengths) -> None:
+    (queries, keys), (columns, columns_v) = lengths, (entry.head_dim_qk, entry.head_dim_v)
+    q, k, v = draw(1, 2, 4, queries, columns), draw(2, 2, 2, keys, columns), draw(3, 2, 2, keys, columns_v)
+    # Sharp scores that rise along the keys move the references of rows.
+    q, k = 4 * q, k * torch.linspace(0.1, 3.0, keys, device="cuda", dtype=k.dtype)[:, None]
+    found = []
+    for name in (entry.module, entry.taller[0]):
+        out, lse = torch.empty_like(draw(4, 2, 4, queries, columns_v)), torch.empty(q.shape[:3], device="cuda")
+        module = importlib.import_module(f"{registry.PACKAGE}.{name}")
+        launcher(module)(q, k, v, out, lse, columns**-0.5, -1, 0 if entry.mask == "causal" else -1)
+        found.append((out, lse))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

@@ -61,6 +61,10 @@ SHARED = {"sm_80": 166912, "sm_90a": 232448, "sm_100a": 232448, "sm_103a": 23244
 MOST_SPILLED = 264
 #: And under 3.6 one that is for GPUs of which none was at hand.
 MOST_SPILLED_BEFORE = {"triton_tma_bwd_d256_window_b200": 280}
+#: Forward kernels that spill two to four registers around their loops, by the release that does.
+SPILLED_AROUND_LOOPS = {
+    ("hopper_ws_d128_causal_long", OLDEST), ("hopper_ws_d192_128_full_long", NEWEST), ("hopper_ws_d192_window", NEWEST),
+}  # fmt: skip
 #: The same of serving kernels, as Triton 3.6 compiles them: those for Ampere spill more than those for Hopper.
 MOST_SPILLED_SERVING = {
     "triton_serve_prefill_d256": 640,
@@ -133,6 +137,8 @@ def check(outcome: Outcome, case: Case) -> None:
         if case.module.startswith(("hopper_fp8", "hopper_prefill")) and case.release == NEWEST:
             # 3.6, with which they were measured and chosen, spills next to nothing.
             most = MOST_SPILLED_EIGHT_BITS.get(case.module, 16)
+        if (case.module, case.release) in SPILLED_AROUND_LOOPS:
+            most = 16
         if case.module.startswith("hopper_prefill"):
             # Between parts of a tile's keys, of which what it has so far stays in registers (4 to 11 % faster on an H200 than in memory with
             # 0 to 16 bytes); loops of products have none (`test_hopper_prefill`).  At head_dim 256 O takes half of a thread's registers.
