@@ -1,4 +1,7 @@
-"""Compiled kernels made again from changed PTX, by Triton's own override of a stage (`ir_override`, 3.6 and later), and kept in its cache like any other."""
+"""Compiled kernels made again from changed PTX, by Triton's own override of a stage (`ir_override`, 3.6 and later), and kept in its cache like any other.
+
+`make kernels` writes this file of `codegen/compiler` to `kernels` as well, which import nothing else of ours.
+"""
 
 from __future__ import annotations
 

@@ -12,13 +12,12 @@ The second launch of a shape only looks it up, gives the descriptors their tenso
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 
 from tilecast.kernels.assembling import Change
-from tilecast.kernels.narrowing import with_fewer_columns
+from tilecast.kernels.narrowing import change_for
 from tilecast.kernels.starting import Start, compiled_starter, on_device, takes_of, told_apart
 
 #: Shapes that a launcher remembers; when there are more, it forgets them all.
@@ -108,8 +107,7 @@ def _plan(module: Any, tensors: tuple[Any, ...], window_left: int, window_right:
 
 def _of_fewer_columns(module: Any, tensors: tuple[Any, ...]) -> Change | None:
     """What changes in a kernel's PTX for heads of fewer columns than its own."""
-    heads, pieces = max(tensors[0].shape[-1], tensors[2].shape[-1]), getattr(module, "HEAD_COLUMNS", ())
-    return partial(with_fewer_columns, pieces=pieces, heads=heads) if heads < sum(pieces) else None
+    return change_for(module, max(tensors[0].shape[-1], tensors[2].shape[-1]))
 
 
 def _plan_of_sooner(kernels: tuple[Any, Any, float], tensors: tuple[Any, ...], *window: int) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import io
 import itertools
 import math
@@ -22,7 +21,8 @@ from types import ModuleType
 from typing import Any
 
 from tilecast.base.module_file import module_of
-from tilecast.codegen.hopper.narrowing import with_fewer_columns
+from tilecast.codegen.compiler.assembling import Change, assembled_again
+from tilecast.codegen.hopper.narrowing import change_for
 
 #: Targets by the name users know: (compute capability, SMs of the chip, for persistent grids).
 TARGETS: dict[str, tuple[int, int]] = {"sm_80": (80, 108), "sm_90a": (90, 132), "sm_100a": (100, 148), "sm_103a": (103, 148)}  # fmt: skip
@@ -194,23 +194,19 @@ def _offline(
     sms: int,
     found: list[Any],
     grids: list[tuple[int, ...]] | None = None,
-    change: Callable[[str], str] | None = None,
+    change: Change | None = None,
 ) -> Iterator[None]:
     """Inside, launching compiles and collects instead of running: kernels in ``found``, after a ``change`` of their PTX, and, of code that
     is not ours, ``grids``."""
     import triton
-    from triton.runtime.cache import get_cache_manager
     from triton.runtime.jit import JITFunction
 
     original = JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        made = original(self, *args, grid=grid, warmup=True, **kwargs)
-        if change is not None and (ptx := change(made.asm["ptx"])) != made.asm["ptx"]:
-            cache = get_cache_manager(hashlib.sha256(ptx.encode()).hexdigest())
-            kwargs["ir_override"] = cache.put(ptx, "changed.ptx", binary=False)
-            made = original(self, *args, grid=grid, warmup=True, **kwargs)
-        found.append(made)
+        compile_with = functools.partial(original, self, *args, grid=grid, warmup=True, **kwargs)
+        made = compile_with()
+        found.append(made if change is None else assembled_again(made, change, compile_with))
         if grids is not None:
             grids.append(
                 tuple(grid({**dict(zip(self.arg_names, args, strict=False)), **kwargs}) if callable(grid) else grid)
@@ -297,9 +293,7 @@ def compile_kernels(
         left, right = work["window"] or (-1, -1)
         tensors = _tensors(work, direction, _DTYPE_NAMES[dtype], capability, with_lse)
         arguments, options = (*tensors, work["head_dim_qk"] ** -0.5, left, right), {}
-        pieces, heads = getattr(module, "HEAD_COLUMNS", ()), max(work["head_dim_qk"], work["head_dim_v"])
-        if heads < sum(pieces):  # as `kernels.launching` launches it
-            change = functools.partial(with_fewer_columns, pieces=pieces, heads=heads)
+        change = change_for(module, max(work["head_dim_qk"], work["head_dim_v"]))  # as `kernels.launching` launches it
         if dtype == "fp8":
             by_head = _Shape((work["batch"], work["heads_kv"]), "torch.float32", 4, capability)
             options = {f"{x}_descale": by_head for x in "qkv"}

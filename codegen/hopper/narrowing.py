@@ -10,12 +10,21 @@ products of zeros add changes no bit, and columns that are not there are not sto
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 _PRODUCT = re.compile(
     r"wgmma\.mma_async\.sync\.aligned\.m64n(?P<n>\d+)k16(?P<types>\.f32\.(?:bf16\.bf16|f16\.f16)) \{(?P<sums>[^{}]*)\}, (?P<left>\{[^{}]*\}|%\w+), (?P<rest>.*);"
 )
 _COMMIT = "wgmma.commit_group"
 _DEPTH = 16
+
+
+def change_for(module: Any, heads: int) -> Callable[[str], str] | None:
+    """What changes in the PTX of a generated file's kernels for heads of so many columns, as a module; None where nothing does."""
+    pieces = getattr(module, "HEAD_COLUMNS", ())
+    return partial(with_fewer_columns, pieces=pieces, heads=heads) if heads < sum(pieces) else None
 
 
 def with_fewer_columns(ptx: str, pieces: tuple[int, ...], heads: int) -> str:

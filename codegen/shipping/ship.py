@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tilecast.base.data import MEASURED
 from tilecast.codegen.backward import generate_backward
+from tilecast.codegen.compiler import assembling
 from tilecast.codegen.gemm.ship import gemm_files, gemm_rows
 from tilecast.codegen.generate import forecast_of, generate
 from tilecast.codegen.hopper import narrowing
@@ -174,7 +175,9 @@ def files(version: str) -> Iterator[tuple[Path, str]]:
     yield from gemm_files(version)
     yield Path("generated") / "index.json", json.dumps(index, indent=1) + "\n"
     yield Path("generated") / "__init__.py", format_source('"""Generated kernels: `make kernels` writes them; nothing here is edited by hand."""\n')  # fmt: skip
-    yield Path("narrowing.py"), getsource(narrowing)
+    yield from (
+        (Path(f"{source.__name__.rpartition('.')[2]}.py"), getsource(source)) for source in (narrowing, assembling)
+    )
     yield Path("README.md"), _page(lines, backward, serving, gemm_rows())
 
 
