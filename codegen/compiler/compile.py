@@ -1,4 +1,4 @@
-"""Compile a generated kernel for a target without a GPU.  The only module of codegen that imports triton.
+"""Compile a generated kernel for a target without a GPU.  The only module of codegen that imports triton, beside `assembling`.
 
 A generated file is loaded and its own ``launch`` is called with tensors that have shapes but no data, under a driver
 that only knows the target: what gets compiled is what a launch on that GPU would compile, options included.

@@ -24,12 +24,13 @@ MAY = {
     "tools": {"tilecast", "explore", *_BELOW},
 }
 ROOMS = [room for room in MAY if room != "tools"]
-#: The rooms that run on a GPU, the one file that compiles for one, and the one that takes tensors of torch on a CPU.
+#: The rooms that run on a GPU, the two files that compile for one, and those that takes tensors of torch on a CPU.
 _MAY_NEED_TORCH = (
     "kernels",
     "validation",
     "explore",
     "tools",
+    "codegen/compiler/assembling.py",
     "codegen/compiler/compile.py",
     "emulator/values/outside.py",
     "emulator/cuda_on_cpu.py",
