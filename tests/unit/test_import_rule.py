@@ -24,7 +24,7 @@ MAY = {
     "tools": {"tilecast", "explore", *_BELOW},
 }
 ROOMS = [room for room in MAY if room != "tools"]
-#: The rooms that run on a GPU, the two files that compile for one, and those that takes tensors of torch on a CPU.
+#: The rooms that run on a GPU, the two files that compile for one, and the one that takes tensors of torch on a CPU.
 _MAY_NEED_TORCH = (
     "kernels",
     "validation",
