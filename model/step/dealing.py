@@ -183,20 +183,44 @@ def dealing(variant: StepVariant, heads: Workload) -> Dealing:
     return _CLASSES[variant.family].dealing(variant, multiplied(variant, heads))
 
 
-def launched(variant: StepVariant, batch: Batch, sms: int) -> Dealing:
-    """How a launch of ``variant`` for ``batch`` on ``sms`` SMs deals: the same bits for each sequence, but maybe in fewer items."""
-    return _CLASSES[variant.family].launched(dealing(variant, batch.heads), batch, sms)
+def launched(variant: StepVariant, batch: Batch, sms: int, dealt: Dealing | None = None) -> Dealing:
+    """How a launch of ``variant`` for ``batch`` on ``sms`` SMs deals: the same bits for each sequence, but maybe in fewer items.  ``dealt``:
+    for which sequences it is (default: all that the kernel takes)."""
+    return _CLASSES[variant.family].launched(dealt or dealing(variant, batch.heads), batch, sms)
 
 
-def halved(variant: StepVariant, dealt: Dealing, batch: Batch, sms: int) -> tuple[Dealing, ...]:
-    """A launch beside one for the most rows: sequences of half a tile's rows have one of their own, which lets the next begin, the others one
+def launches(variants: tuple[StepVariant, ...], batch: Batch, sms: int) -> list[tuple[StepVariant, Dealing]]:
+    """The launches of a step in their order, where a sequence of ``batch`` may be for one."""
+    group = batch.heads.group_size
+    lengths = [q for q, _ in batch.lengths]
+    # With queries packed a sequence may have any number up to the longest: a kernel is left out only where none can be its.
+    least, most = (1 if batch.packed else max(lengths)) * group, max(lengths) * group
+    given = [(v, dealing(v, batch.heads)) for v in variants]
+    # Of two kernels for the same rows the one that begins with more rows takes them, or, where both begin alike, that for fewer.
+    begins = sorted(d.least_rows for _, d in given)
+    dealt = []
+    for v, d in given:
+        fewer = [o.most_rows for _, o in given if o.least_rows == d.least_rows and o.most_rows < d.most_rows]
+        first, last = (
+            max([d.least_rows, *(rows + 1 for rows in fewer)]),
+            [rows - 1 for rows in begins if rows > d.least_rows],
+        )
+        dealt.append((v, replace(d, least_rows=first, most_rows=min([d.most_rows, *last]))))
+    if most >= begins[-1]:
+        dealt = [(v, one) for v, d in dealt for one in _halved(d)]
+    wanted = [(v, d) for v, d in dealt if d.least_rows <= most and least <= d.most_rows]
+    # The few rows first, which leave SMs to the most; last those between, of which there are rarely any.
+    wanted = sorted(wanted, key=lambda one: one[1].least_rows)
+    return [(v, launched(v, batch, sms, d)) for v, d in (*wanted[:1], *wanted[:0:-1])]
+
+
+def _halved(dealt: Dealing) -> tuple[Dealing, ...]:
+    """Beside a launch for the most rows: sequences of half a tile's rows have one of their own, which lets the next begin, the others one
     that begins early.  Where a kernel has no such form the one launch it is."""
     if not dealt.least_rows <= dealt.half_rows < dealt.most_rows:
         return (dealt,)
-    deals, relaunched = dealing(variant, batch.heads), _CLASSES[variant.family].launched
-    few = replace(deals, least_rows=dealt.least_rows, most_rows=dealt.half_rows)
-    rest = replace(deals, least_rows=dealt.half_rows + 1, most_rows=dealt.most_rows, beside=False, follows=True)
-    return relaunched(few, batch, sms), relaunched(rest, batch, sms)
+    rest = replace(dealt, least_rows=dealt.half_rows + 1, beside=False, follows=True)
+    return replace(dealt, most_rows=dealt.half_rows), rest
 
 
 def multiplied(variant: StepVariant, heads: Workload) -> Workload:

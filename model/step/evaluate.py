@@ -29,9 +29,8 @@ from tilecast.model.step.dealing import (
     StepVariant,
     dealing,
     forward_of,
-    halved,
     in_turn,
-    launched,
+    launches,
     loop,
     multiplied,
 )
@@ -119,31 +118,13 @@ def evaluate_step(
 
     With ``written`` L2 is full of other data that was written: it goes back to memory as what is read takes its place.
     """
-    group = batch.heads.group_size
-    lengths = [q for q, _ in batch.lengths]
-    # With queries packed a sequence may have any number up to the longest: a kernel is left out only where none can be its.
-    least, most = (1 if batch.packed else max(lengths)), max(lengths)
-    dealt = [(v, launched(v, batch, int(machine["chip.sm_count"]))) for v in variants]
-    # Of two kernels for the same rows the one that begins with more rows takes them, or, where both begin alike, that for fewer.
-    begins = sorted(d.least_rows for _, d in dealt)
-    ends = {d: max([d.least_rows, *(o.most_rows + 1 for _, o in dealt if o.least_rows == d.least_rows and o.most_rows < d.most_rows)]) for _, d in dealt}  # fmt: skip
-    dealt = [
-        (v, replace(d, least_rows=ends[d], most_rows=min([d.most_rows, *(rows - 1 for rows in begins if rows > d.least_rows)])))
-        for v, d in dealt
-    ]  # fmt: skip
-    if most * group >= begins[-1]:
-        dealt = [(v, one) for v, d in dealt for one in halved(v, d, batch, int(machine["chip.sm_count"]))]
-    wanted = [(v, d) for v, d in dealt if d.least_rows <= most * group and least * group <= d.most_rows]
-    # The few rows first, which leave SMs to the most; last those between, of which there are rarely any.
-    wanted = sorted(wanted, key=lambda one: one[1].least_rows)
-    wanted = [*wanted[:1], *wanted[:0:-1]]
-    launches: list[LaunchRun] = []
+    made: list[LaunchRun] = []
     share = machine.get("l2.dirty_share", 0.0) if written else 0.0
-    for v, d in wanted:
-        room = max(0.0, machine["l2.bytes"] - sum(launch.hbm_bytes for launch in launches))
-        before = launches[-1] if launches and _beside(launches[-1], d) else None
-        launches.append(_launch(batch, machine, v, d, clock, share, room, before))
-    return StepRun(tuple(launches))
+    for v, d in launches(variants, batch, int(machine["chip.sm_count"])):
+        room = max(0.0, machine["l2.bytes"] - sum(launch.hbm_bytes for launch in made))
+        before = made[-1] if made and _beside(made[-1], d) else None
+        made.append(_launch(batch, machine, v, d, clock, share, room, before))
+    return StepRun(tuple(made))
 
 
 def _launch(
@@ -169,23 +150,21 @@ def _launch(
     def costs_at(mhz: float) -> Costs:
         return _costs(batch, heads, machine, variant, dealt, items, programs, memory_needs, l2, mhz)
 
-    def played_at(mhz: float) -> Played:
-        costs = costs_at(mhz)
+    def played_with(costs: Costs) -> Played:
         return play(items, costs) if items is not None else nothing(costs)
 
-    first = played_at(top)
-    cycles, memory = first.end - first.memory_bound, first.memory_bound / (top * 1e6)
+    alone = played_with(costs_at(top))
+    cycles, memory = alone.end - alone.memory_bound, alone.memory_bound / (top * 1e6)
     settled = settled_clock(machine, activity, lambda ghz: max(cycles / (ghz * 1e9) + memory, 1e-9), clock)
     if settled.bound == "boost":
-        settled = replace(settled, mhz=_light_clock(machine, pipeline, items, first))
-    played = first if settled.mhz == top else played_at(settled.mhz)
-    launch = machine["launch.kernel_us"] * 1e-6
+        settled = replace(settled, mhz=_light_clock(machine, pipeline, items, alone))
     costs = costs_at(settled.mhz)
     if before is not None and before.dealt.some and items is not None:
         # The clock is that of the launch alone: what runs beside it draws as much as SMs that it does not have.
         free = before.seconds - before.launch_seconds - before.tail_seconds
         costs = replace(costs, late=before.dealt.some * dealt.programs, free_at=free * settled.mhz * 1e6)
-        played = play(items, costs)
+    played = alone if settled.mhz == top and not costs.late else played_with(costs)
+    launch = machine["launch.kernel_us"] * 1e-6
     # While what is read takes the place of what was written the memory has more to do, which the programs' own pace may hide.
     first_bytes = min(hbm, room)
     streaming = max(0.0, played.streamed_until - costs.first_start) / (settled.mhz * 1e6)
