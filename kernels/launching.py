@@ -18,7 +18,7 @@ import torch
 
 from tilecast.kernels.assembling import Change
 from tilecast.kernels.narrowing import change_for
-from tilecast.kernels.starting import Start, compiled_starter, on_device, takes_of, told_apart
+from tilecast.kernels.starting import Start, compiled_starter, on_device, sm_count, takes_of, told_apart
 
 #: Shapes that a launcher remembers; when there are more, it forgets them all.
 MOST_PLANS = 256
@@ -114,7 +114,7 @@ def _plan_of_sooner(kernels: tuple[Any, Any, float], tensors: tuple[Any, ...], *
     """`_plan` of that of two kernels whose tiles take less time on all SMs."""
     module, taller, time = kernels
     q, k, *_ = tensors
-    sms = _sm_count(q)
+    sms = sm_count(q.device)
     work, less = (_longest_program(kernel, q, k, sms) for kernel in (module, taller))
     return _plan(module if work * time <= less else taller, tensors, *window)
 
@@ -126,11 +126,6 @@ def _longest_program(module: Any, q: Any, k: Any, sms: int) -> int:
         return int(module.launch_of(batch, heads, k.shape[1], seqlen, k.shape[2], sms)[0])
     rows = int(module.TILE_M.value)
     return -(-int(batch * heads) * -(-int(seqlen) // rows) // sms)
-
-
-def _sm_count(tensor: Any) -> int:
-    """SMs of a tensor's device; 1 where it has none."""
-    return int(torch.cuda.get_device_properties(tensor.device).multi_processor_count) if tensor.is_cuda else 1
 
 
 def backward_launcher(module: Any) -> Callable[..., None]:

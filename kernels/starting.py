@@ -95,6 +95,12 @@ def on_tensor(descriptor: tuple[type, dict[str, Any]], tensor: Any) -> Any:
     return made
 
 
+def sm_count(device: Any, otherwise: int = 1) -> int:
+    """SMs of a device; ``otherwise`` of one that has none."""
+    cuda = device.type == "cuda"
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if cuda else otherwise
+
+
 def on_device(launch: Callable[..., Any], device: int) -> Callable[..., Any]:
     """Triton launches on the current device; on a machine with several, make that the tensors' own."""
     if device < 0 or torch.cuda.device_count() < 2:

@@ -10,7 +10,7 @@ import torch
 
 from tilecast.kernels.lasting import capturing, lasting_zeros
 from tilecast.kernels.launching import MOST_PLANS
-from tilecast.kernels.starting import Start, compiled_starter, on_device
+from tilecast.kernels.starting import Start, compiled_starter, on_device, sm_count
 
 #: Numbers that programs count in, as generated files have it: one to a lane of a warp.
 COUNTERS = 32
@@ -46,7 +46,7 @@ def _overlaps(device: Any) -> bool:
 def _crowds(programs: int, device: Any) -> bool:
     """Whether so many small programs that begin early crowd on the SMs that are free first, and others stay without: more than two for each, and
     fewer than all SMs hold."""
-    sms = torch.cuda.get_device_properties(device).multi_processor_count
+    sms = sm_count(device)
     return bool(2 * sms < programs < 12 * sms)
 
 

@@ -30,7 +30,7 @@ from tilecast.kernels.gemm.registry import (
     together,
 )
 from tilecast.kernels.selection import capability_of
-from tilecast.kernels.starting import on_device
+from tilecast.kernels.starting import on_device, sm_count
 
 _tensor, _empty_strided = torch.Tensor, torch.empty_strided
 _memory = Memory()
@@ -313,8 +313,7 @@ def _shared(capability: tuple[int, int], device: int, c_bytes: int, k: int, port
 
 def _device(device: int) -> tuple[str, int]:
     """Name of a CUDA device, and its SMs."""
-    properties = torch.cuda.get_device_properties(device)
-    return properties.name, properties.multi_processor_count
+    return torch.cuda.get_device_name(device), sm_count(torch.device("cuda", device))
 
 
 def _launcher(entry: GemmEntry, made: Any = gemm_launcher) -> Any:

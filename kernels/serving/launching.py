@@ -14,7 +14,7 @@ import torch
 from tilecast.kernels.eviction import with_evict_first
 from tilecast.kernels.lasting import capturing, lasting_zeros
 from tilecast.kernels.launching import MOST_PLANS
-from tilecast.kernels.starting import compiled_starter, on_device, takes_of, told_apart
+from tilecast.kernels.starting import compiled_starter, on_device, sm_count, takes_of, told_apart
 
 #: What a launch works in, and what is to be called after the others (None: nothing).
 Made = tuple[Any, Callable[[], None] | None]
@@ -58,6 +58,8 @@ class Counters:
         self._device = device
         self._of_stream: dict[int, Any] = {}
         self._partials: dict[int, Any] = {}
+        #: Of a stream whose launches find all they need: (both, how much there is of each).
+        self._ready: dict[int, tuple[tuple[Any, Any], int, int]] = {}
         self._stock: Any = None
         self._taken = 0
 
@@ -68,8 +70,12 @@ class Counters:
         if capturing():
             return self._empty(floats), self._own(count)
         stream = torch._C._cuda_getCurrentRawStream(self._device.index)
+        ready = self._ready.get(stream)
+        if ready is not None and floats <= ready[1] and count <= ready[2]:
+            return ready[0]
         found = self._of_stream.get(stream)
         if found is None or found.numel() < count:
+            self._ready.pop(stream, None)
             found = self._of_stream[stream] = self._larger(found, max(count, 4096), torch.int32)
         if self._stock is None or self._taken > _COUNTERS // 2:
             # For captures to come, which cannot make any that are zero for free.
@@ -79,6 +85,7 @@ class Counters:
         partials = self._partials.get(stream)
         if partials is None or partials.numel() < floats:
             partials = self._partials[stream] = self._larger(partials, max(floats, _KEPT // 16), torch.float32)
+        self._ready[stream] = (partials, found), partials.numel(), found.numel()
         return partials, found
 
     def _empty(self, floats: int) -> Any:
@@ -96,6 +103,8 @@ class Counters:
             return torch.zeros(count, dtype=torch.int32, device=self._device)
         found = self._stock[self._taken : self._taken + count]
         self._taken += -(-count // 4) * 4  # 16 bytes: the compiled code may count on it
+        if self._taken > _COUNTERS // 2:
+            self._ready.clear()  # the next launch makes more of them
         return found
 
 
@@ -119,7 +128,7 @@ class Launcher:
         self._once = getattr(module, "ONCE_BYTES", 0)
         self._module, self._rows, self._device, self._counters = module, rows, device, counters
         self._plans: dict[Any, Any] = {}
-        self._sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+        self._sms = sm_count(device, 2)
 
     def __call__(
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, lists: tuple[Any, ...], scale: float, softcap: float,
@@ -163,7 +172,7 @@ class Launcher:
             v.shape, v.stride(), v.data_ptr() & 15, k.data_ptr() == v.data_ptr(), out.stride(),
             None if lse is None else lse.stride(),
             *[None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() & 15) for t in lists],
-            softcap != 0.0, seqlen_q, seqlen_k, window, beside, alike(lists, seqlen_q, seqlen_k),
+            softcap != 0.0, seqlen_q, seqlen_k, window, beside, self.parts is not None and alike(lists, seqlen_q, seqlen_k),
         )  # fmt: skip
         plan = self._plans.get(key)
         if plan is None:
@@ -186,11 +195,17 @@ class Launcher:
         none."""
         plan = self._find(tensors, softcap, seqlen_q, seqlen_k, window, beside)
         scales, made = self._module.scales(scale, softcap), self._made
+        (start, join, (floats, count)), scratch = plan, self._counters.get
 
-        def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, lists: tuple[Any, ...]) -> Made:
+        def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, lists: Sequence[Any]) -> Made:
+            work = scratch(floats, count)
+            start(q, k, v, out, lse, *lists, *work, *scales)
+            return work, None
+
+        def merged(q: Any, k: Any, v: Any, out: Any, lse: Any, lists: Sequence[Any]) -> Made:
             return made(plan, (q, k, v, out, lse, *lists), scales)
 
-        return on_device(launch, tensors[0].get_device())
+        return on_device(launch if join is None else merged, tensors[0].get_device())
 
     def _plan(
         self, tensors: tuple[Any, ...], softcap: float, seqlen_q: int, seqlen_k: int, window: tuple[int, int], beside: int,

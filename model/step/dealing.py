@@ -6,6 +6,7 @@ nowhere else in `step/`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -190,7 +191,7 @@ def launched(variant: StepVariant, batch: Batch, sms: int, dealt: Dealing | None
 
 
 def launches(variants: tuple[StepVariant, ...], batch: Batch, sms: int) -> list[tuple[StepVariant, Dealing]]:
-    """The launches of a step in their order, where a sequence of ``batch`` may be for one."""
+    """The launches of a step in their order, where a sequence of ``batch`` may be for one: those of `kernels.serving.operator`."""
     group = batch.heads.group_size
     lengths = [q for q, _ in batch.lengths]
     # With queries packed a sequence may have any number up to the longest: a kernel is left out only where none can be its.
@@ -211,16 +212,21 @@ def launches(variants: tuple[StepVariant, ...], batch: Batch, sms: int) -> list[
     wanted = [(v, d) for v, d in dealt if d.least_rows <= most and least <= d.most_rows]
     # The few rows first, which leave SMs to the most; last those between, of which there are rarely any.
     wanted = sorted(wanted, key=lambda one: one[1].least_rows)
-    return [(v, launched(v, batch, sms, d)) for v, d in (*wanted[:1], *wanted[:0:-1])]
+    wanted = [*wanted[:1], *wanted[:0:-1]]
+    joined = [False, *(a.beside and b.follows for (_, a), (_, b) in itertools.pairwise(wanted)), False]
+    return [
+        (v, launched(v, batch, sms, replace(d, beside=after, follows=before)))
+        for (v, d), (before, after) in zip(wanted, itertools.pairwise(joined), strict=True)
+    ]
 
 
 def _halved(dealt: Dealing) -> tuple[Dealing, ...]:
-    """Beside a launch for the most rows: sequences of half a tile's rows have one of their own, which lets the next begin, the others one
-    that begins early.  Where a kernel has no such form the one launch it is."""
+    """Beside a launch for the most rows: sequences of half a tile's rows have one of their own, and so have the others.  Where a kernel has no
+    such form the one launch it is."""
     if not dealt.least_rows <= dealt.half_rows < dealt.most_rows:
         return (dealt,)
-    rest = replace(dealt, least_rows=dealt.half_rows + 1, beside=False, follows=True)
-    return replace(dealt, most_rows=dealt.half_rows), rest
+    few, rest = replace(dealt, most_rows=dealt.half_rows), replace(dealt, least_rows=dealt.half_rows + 1)
+    return tuple(replace(half, follows=True) for half in (few, rest))
 
 
 def multiplied(variant: StepVariant, heads: Workload) -> Workload:

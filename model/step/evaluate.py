@@ -98,17 +98,12 @@ class StepRun:
     @property
     def _joined(self) -> list[tuple[LaunchRun, LaunchRun]]:
         """Launches that begin beside the one before, each with that one."""
-        return [(before, one) for before, one in itertools.pairwise(self.launches) if _beside(before, one.dealt)]
+        return [(before, one) for before, one in itertools.pairwise(self.launches) if one.dealt.follows]
 
     @property
     def hbm_bytes(self) -> float:
         """Bytes from and to memory."""
         return sum(launch.hbm_bytes for launch in self.launches)
-
-
-def _beside(before: LaunchRun, dealt: Dealing) -> bool:
-    """Whether a launch that deals so may begin before the one before it has ended."""
-    return before.dealt.beside and dealt.follows
 
 
 def evaluate_step(
@@ -122,7 +117,7 @@ def evaluate_step(
     share = machine.get("l2.dirty_share", 0.0) if written else 0.0
     for v, d in launches(variants, batch, int(machine["chip.sm_count"])):
         room = max(0.0, machine["l2.bytes"] - sum(launch.hbm_bytes for launch in made))
-        before = made[-1] if made and _beside(made[-1], d) else None
+        before = made[-1] if d.follows else None
         made.append(_launch(batch, machine, v, d, clock, share, room, before))
     return StepRun(tuple(made))
 

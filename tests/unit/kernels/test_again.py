@@ -238,3 +238,16 @@ def test_a_capture_has_scratch_of_its_own(scratch) -> None:
     (_, one), (_, two) = counters.get(1000, 10), counters.get(1000, 10)
     assert one[0] is two[0] is not eager[1] and one[1:] == (0, 10) and two[1:] == (12, 22)
     assert counters.get(1000, 10)[0] == ("new", 1000)
+
+
+def test_captures_that_take_most_counters_leave_more_to_the_next(scratch) -> None:
+    from tilecast.kernels.serving import launching
+
+    counters, at = scratch
+    counters.get(1000, 10)
+    stock = counters._stock
+    at["capturing"] = True
+    counters.get(1000, launching._COUNTERS // 2 + 4)
+    at["capturing"] = False
+    counters.get(1000, 10)
+    assert counters._stock is not stock and counters._taken == 0

@@ -77,7 +77,7 @@ def test_of_two_kernels_with_the_same_bits_the_faster_runs_or_nearly(shape, time
         SimpleNamespace(name=n, TILE_M=SimpleNamespace(value=rows)) for n, rows in ((entry.module, 128), (name, 192))
     ]
     monkeypatch.setattr(launching, "_plan", lambda module, *given: module.name)
-    monkeypatch.setattr(launching, "_sm_count", lambda tensor: 132)
+    monkeypatch.setattr(launching, "sm_count", lambda device: 132)
     q = torch.empty(1, 1, 1, 64).expand(*shape, 64)
     taken = launching._plan_of_sooner((*modules, time), (q, q), -1, -1)
     assert times[taken] <= 1.06 * min(times.values())

@@ -211,3 +211,29 @@ def test_heads_of_fewer_columns_are_forecast_with_the_kernels_that_run_them() ->
             taken = {(e.head_dim_qk, e.head_dim_v) for e in entries if e.covers((9, 0), "bf16", dim, dim_v, "window")}
             assert taken == {own_columns(dim, dim_v)} & {(64, 64), (128, 128), (256, 256)}
             assert bool(taken) == (dim % 8 == dim_v % 8 == 0)
+
+
+@pytest.mark.parametrize("heads", [(32, 8), (96, 8), (16, 16), (71, 1)], ids=str)
+@pytest.mark.parametrize("queries", [(1, 512), (1, 3), (1, 12), (5, 20), (64, 512), (1, 1), (8, 8)], ids=str)
+def test_a_forecast_step_has_the_launches_that_the_operator_makes(monkeypatch, heads, queries) -> None:
+    from tilecast.model.kernel.workload import Workload
+    from tilecast.model.machine.machine import load_machine
+    from tilecast.model.step.batch import Batch
+    from tilecast.model.step.dealing import launches
+    from tilecast.model.step.forecast import shipped_pair
+
+    monkeypatch.setattr(operator, "_known", {})
+    monkeypatch.setattr(operator, "capability_of", lambda kind, device: (9, 0))
+    q, k = torch.zeros(sum(queries), heads[0], 128, dtype=torch.bfloat16), cache(4, 16, heads[1], 128)
+    starts = None if queries[0] == queries[1] else torch.tensor([0, queries[0], sum(queries)])
+    kernels = operator._find(q, k, 128, 128).of(k, k)
+    made = [
+        (max(launcher._rows[0], 1), launcher._rows[1], beside)
+        for launcher, _, beside in operator._wanted(kernels, *operator._rows(q, k, starts, max(queries)))
+    ]
+    model = Workload(heads_q=heads[0], heads_kv=heads[1], seqlen_q=1, head_dim_qk=128, mask="causal")
+    batch, machine = Batch(tuple((n, 4096) for n in queries), model, 16), load_machine("h200-sxm")
+    forecast = [d for _, d in launches(shipped_pair(batch, machine), batch, 132)]
+    assert [(d.least_rows, d.most_rows, d.beside + 2 * d.follows) for d in forecast] == [
+        (first, min(last, 1 << 29), beside) for first, last, beside in made
+    ]

@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tilecast.model.kernel.variants.hopper.serving import ROWS
+
 #: Beside a launch for sequences of more than so many rows: rows of a tile there, and keys in the time for which it does what is around its loop.
-FEW_ROWS, OTHER_ROWS, OTHER_AROUND = 64, 128, 1024
+FEW_ROWS, OTHER_ROWS, OTHER_AROUND = ROWS, 128, 1024
 #: What that launch takes for a block's keys of a tile, over what a program here takes for them, by head_dim; elsewhere as at 128.
 #: These four are of launches timed alone and beside each other on an H200 (data/measured/h200_mixed_programs.csv).
 OTHER_PACE = {64: 2.1, 128: 1.1, 256: 1.2}
