@@ -129,7 +129,8 @@ Item = namedtuple("Item", "b head_kv tile split splits q_len k_len low high begi
 Deal = namedtuple("Deal", "team each more whole total low high apart")
 # Whether some chunks may be done apart, which join the others when all else is done; how many of an item, and the first slot that they wait in.
 # Of those that are in a group that began before the piece each waits for itself, the others with their group: that has the same bits wherever it is.
-Piece = namedtuple("Piece", "item low from_chunk to_chunk chunks first blocks place apart slot")
+# And units of the run before.
+Piece = namedtuple("Piece", "item low from_chunk to_chunk chunks first blocks place apart slot run_before")
 
 
 @gluon.jit
@@ -383,8 +384,19 @@ def piece_of(batch, deal, first, ends, before, high, ONE: gl.constexpr):
     place = 2 * (gl.program_id(0) + (owner - deal.team) * batch.heads_kv) + 1
     place = gl.where((from_chunk > 0) | (to_chunk < chunks), place, 2 * gl.program_id(0))
     apart = gl.where((from_chunk > 0) & (deal.each + 1 < chunks) & deal.apart, to_chunk - from_chunk, 0)
+    run_before = deal.each + gl.where(deal.team - 1 < deal.more, 1, 0)
     return Piece(
-        item, low, from_chunk, to_chunk, chunks, first_key, blocks, place, apart, gl.program_id(0) * (deal.each + 1)
+        item,
+        low,
+        from_chunk,
+        to_chunk,
+        chunks,
+        first_key,
+        blocks,
+        place,
+        apart,
+        gl.program_id(0) * (deal.each + 1),
+        run_before,
     )
 
 
@@ -392,7 +404,7 @@ def piece_of(batch, deal, first, ends, before, high, ONE: gl.constexpr):
 def whole_piece(item):
     """An item that is a split of its own."""
     none = gl.to_tensor(0)
-    return Piece(item, none, none, gl.to_tensor(1), gl.to_tensor(1), none, none, none, none, none)
+    return Piece(item, none, none, gl.to_tensor(1), gl.to_tensor(1), none, none, none, none, none, none)
 
 
 # -- load role
@@ -762,6 +774,28 @@ def last_together(piece, first):
 
 
 @gluon.jit
+def ends_group(piece, number):
+    """Whether a chunk is the last one of its group."""
+    return (number % MERGED == MERGED - 1) | (number + 1 == piece.chunks)
+
+
+@gluon.jit
+def leaves_group(piece):
+    """Whether a piece whose chunks are done apart ends in the middle of a group that began in it."""
+    return (
+        (piece.apart > 0)
+        & (ends_group(piece, piece.to_chunk - 1) == 0)
+        & (first_together(piece, piece.to_chunk - 1) % MERGED == 0)
+    )
+
+
+@gluon.jit
+def follows_apart(piece):
+    """Whether the program before has its chunks of the tile apart, too."""
+    return piece.from_chunk > piece.run_before
+
+
+@gluon.jit
 def parked(scratch, place, level, SIDE: gl.constexpr):
     """Where half of O waits between chunks: behind the maxima and sums of all programs."""
     programs = own_copy(gl.num_programs(0))
@@ -771,8 +805,24 @@ def parked(scratch, place, level, SIDE: gl.constexpr):
 @gluon.jit
 def kept_apart(scratch, piece, number, SIDE: gl.constexpr):
     """Where half of O of a chunk that is done apart waits: behind all that waits between chunks; at side 2 its rows' maxima and sums."""
+    return in_slot(scratch, piece.slot + number - piece.from_chunk, SIDE)
+
+
+@gluon.jit
+def group_before(scratch, piece, batch, SIDE: gl.constexpr):
+    """Where the program before left the first chunks of the group that a piece begins in the middle of; at side 2 their maxima and sums."""
+    slot = piece.slot // gl.maximum(gl.program_id(0), 1) * (gl.program_id(0) - batch.heads_kv) + piece.run_before - 1
+    apart, place = (
+        in_slot(scratch, slot, SIDE),
+        parked(scratch, piece.place, 0, SIDE) if SIDE < 2 else sums_parked(scratch, piece.place, 0),
+    )
+    return gl.where(follows_apart(piece), apart, place)
+
+
+@gluon.jit
+def in_slot(scratch, slot, SIDE: gl.constexpr):
+    """Half of O in a slot of what is done apart; at side 2 maxima and sums of its rows."""
     programs, levels = own_copy(gl.num_programs(0)), gl.where(scratch.split_bound > MERGED, 2, 1)
-    slot = piece.slot + number - piece.from_chunk
     return (
         scratch.partials
         + programs * (4 * TILE_M)
@@ -789,16 +839,18 @@ def sums_parked(scratch, place, number):
 
 
 @gluon.jit
-def hand_over(scratch, SIDE: gl.constexpr):
-    """Say that another program may go on with the tile."""
+def hand_over(scratch, SIDE: gl.constexpr, WHAT: gl.constexpr = 0):
+    """Say that another program may go on with the tile; WHAT 1: with the group of chunks that it is in the middle of."""
     meet()  # all threads have stored before one of them says so
-    gl.atomic_xchg(scratch.arrived + (2 * gl.program_id(0) + SIDE), 1, sem="release")
+    gl.atomic_xchg(
+        scratch.arrived + (2 * (WHAT * own_copy(gl.num_programs(0)) + gl.program_id(0)) + SIDE), 1, sem="release"
+    )
 
 
 @gluon.jit
-def take_over(scratch, batch, SIDE: gl.constexpr):
-    """Until the program whose run ends where this one's begins has done its chunks of the tile: its first ones."""
-    at = scratch.arrived + (2 * (gl.program_id(0) - batch.heads_kv) + SIDE)
+def take_over(scratch, batch, SIDE: gl.constexpr, WHAT: gl.constexpr = 0):
+    """Until the program whose run ends where this one's begins has said so."""
+    at = scratch.arrived + (2 * (WHAT * own_copy(gl.num_programs(0)) + gl.program_id(0) - batch.heads_kv) + SIDE)
     there = gl.atomic_add(at, 0, sem="acquire")
     while there == 0:
         there = gl.atomic_add(at, 0, sem="acquire")
@@ -1426,6 +1478,9 @@ def attend_item(
         total = o
     if item.begin >= item.end:
         arrive(items.q_empty, turn)
+    if CHAINED:
+        if leaves_group(piece):
+            hand_over(scratch, 0, 1)
     if piece.apart == 0:
         m = end_item(piece, row_max, row_sum, total, m, link, items, batch, rows, scratch, ONE, CHAINED)
     if not CHAINED:
@@ -1436,47 +1491,69 @@ def attend_item(
 
 
 @gluon.jit
+def groups_before(piece, row, items, batch, scratch, waited):
+    """Once the program before has joined its groups, maxima and sums of all groups so far."""
+    if waited == 0:
+        take_over(scratch, batch, 0)
+        for i in gl.static_range(2, 4):
+            items.stats.index(i).store(gl.load(sums_parked(scratch, piece.place, i) + row))
+
+
+@gluon.jit
 def join_item(piece, turn, n, m, link, items, batch, rows, scratch, ONE: gl.constexpr):
-    """The chunks of a piece that were done apart join what another program has of their tile, which stays in registers meanwhile."""
+    """The chunks of a piece that were done apart join what other programs have of their tile: those of a group that began before the piece
+    what the program before has of it, as soon as that has done its chunks; then each group those before it, one program after the other."""
     row = gl.arange(0, TILE_M, layout=SCORE_ROWS)
     chunks, count = piece.chunks, piece.item.q_len * batch.group - piece.item.tile * TILE_M
     if piece.apart > 0:
-        take_over(scratch, batch, 0)
-        for i in gl.static_range(4):
-            items.stats.index(i).store(gl.load(sums_parked(scratch, piece.place, i) + row))
-        row_max, row_sum = items.stats.index(0).load(SCORE_ROWS), items.stats.index(1).load(SCORE_ROWS)
-        o = unparked((), parked(scratch, piece.place, 0, 0), gl.where(piece.from_chunk % MERGED > 0, count, 0))
+        within, waited = piece.from_chunk % MERGED > 0, gl.where(follows_apart(piece), 0, 1)
+        if waited > 0:
+            groups_before(piece, row, items, batch, scratch, 0)
+        elif within:
+            take_over(scratch, batch, 0, 1)
+        sums = group_before(scratch, piece, batch, 2) + row
+        begun = row < gl.where(within, TILE_M, 0)
+        row_max, row_sum = gl.load(sums, mask=begun, other=0.0), gl.load(sums + TILE_M, mask=begun, other=0.0)
+        o = unparked((), group_before(scratch, piece, batch, 0), gl.where(within, count, 0))
         number = piece.from_chunk
         while number < piece.to_chunk:
             last = last_together(piece, number)
-            at = kept_apart(scratch, piece, last, 0)
-            known, sums = first_parked(at, count), kept_apart(scratch, piece, last, 2) + row
-            chunk_max, chunk_sum = gl.load(sums), gl.load(sums + TILE_M)
-            if number % MERGED > 0:
-                row_max, before, after = weights(row_max, chunk_max)
-                row_sum = blend(row_sum, before, chunk_sum, after)
-                tell(link, m, (before, after))
-                m += 1
-                o = joined(known, at, count, o, before, after, True)
-            else:
-                row_max, row_sum, o = chunk_max, chunk_sum, unparked(known, at, count)
-            items.stats.index(0).store(row_max)
-            items.stats.index(1).store(row_sum)
-            if joins(last, chunks, 1):
-                row_max, before, after = weights(items.stats.index(2).load(SCORE_ROWS), row_max)
-                row_sum = blend(items.stats.index(3).load(SCORE_ROWS), before, row_sum, after)
-                at = parked(scratch, piece.place, 1, 0)
-                known = first_parked(at, count)
-                tell(link, m, (before, after))
-                m += 1
-                o = joined(known, at, count, o, before, after)
-            if (level_of(last) == 1) & (last + 1 < chunks):
-                items.stats.index(2).store(row_max)
-                items.stats.index(3).store(row_sum)
-                park_all(o, parked(scratch, piece.place, 1, 0), count)
+            ends = ends_group(piece, last)
+            if (number % MERGED > 0) | ends:
+                at = kept_apart(scratch, piece, last, 0)
+                known, sums = first_parked(at, count), kept_apart(scratch, piece, last, 2) + row
+                chunk_max, chunk_sum = gl.load(sums), gl.load(sums + TILE_M)
+                if number % MERGED > 0:
+                    row_max, before, after = weights(row_max, chunk_max)
+                    row_sum = blend(row_sum, before, chunk_sum, after)
+                    tell(link, m, (before, after))
+                    m += 1
+                    o = joined(known, at, count, o, before, after, True)
+                else:
+                    row_max, row_sum, o = chunk_max, chunk_sum, unparked(known, at, count)
+            if ends:
+                groups_before(piece, row, items, batch, scratch, waited)
+                waited = 1
+                if last >= MERGED:
+                    row_max, before, after = weights(items.stats.index(2).load(SCORE_ROWS), row_max)
+                    row_sum = blend(items.stats.index(3).load(SCORE_ROWS), before, row_sum, after)
+                    at = parked(scratch, piece.place, 1, 0)
+                    known = first_parked(at, count)
+                    tell(link, m, (before, after))
+                    m += 1
+                    o = joined(known, at, count, o, before, after)
+                if last + 1 < chunks:
+                    items.stats.index(2).store(row_max)
+                    items.stats.index(3).store(row_sum)
+                    park_all(o, parked(scratch, piece.place, 1, 0), count)
             number = last + 1
-        if (piece.to_chunk < chunks) & (piece.to_chunk % MERGED > 0):
-            park_all(o, parked(scratch, piece.place, 0, 0), count)
+        if (ends_group(piece, piece.to_chunk - 1) == 0) & (leaves_group(piece) == 0):
+            sums = kept_apart(scratch, piece, piece.to_chunk - 1, 2) + row
+            gl.store(sums, row_max)
+            gl.store(sums + TILE_M, row_sum)
+            park_all(o, kept_apart(scratch, piece, piece.to_chunk - 1, 0), count)
+            hand_over(scratch, 0, 1)
+        groups_before(piece, row, items, batch, scratch, waited)
         m = end_item(piece, row_max, row_sum, o, m, link, items, batch, rows, scratch, ONE, True)
     return n, m
 
@@ -1625,6 +1702,9 @@ def right_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, ONE: 
             else:
                 o, m = right_with_chunks_before(piece, number, o, m, count, link, batch, scratch)
         total = o
+    if CHAINED:
+        if leaves_group(piece):
+            hand_over(scratch, 1, 1)
     if piece.apart == 0:
         m = end_right(piece, total, m, link, batch, rows, scratch, ONE, CHAINED)
     if not CHAINED:
@@ -1639,30 +1719,43 @@ def join_right(piece, turn, n, m, link, batch, rows, scratch, ONE: gl.constexpr)
     """The right half of what `join_item` joins."""
     chunks, count = piece.chunks, piece.item.q_len * batch.group - piece.item.tile * TILE_M
     if piece.apart > 0:
-        take_over(scratch, batch, 1)
-        o = unparked((), parked(scratch, piece.place, 0, 1), gl.where(piece.from_chunk % MERGED > 0, count, 0))
+        within, waited = piece.from_chunk % MERGED > 0, gl.where(follows_apart(piece), 0, 1)
+        if waited > 0:
+            take_over(scratch, batch, 1)
+        elif within:
+            take_over(scratch, batch, 1, 1)
+        o = unparked((), group_before(scratch, piece, batch, 1), gl.where(within, count, 0))
         number = piece.from_chunk
         while number < piece.to_chunk:
             last = last_together(piece, number)
-            at = kept_apart(scratch, piece, last, 1)
-            known = first_parked(at, count)
-            if number % MERGED > 0:
-                before, after = told(link, m, 2)
-                m += 1
-                o = joined(known, at, count, o, before, after, True)
-            else:
-                o = unparked(known, at, count)
-            if joins(last, chunks, 1):
-                at = parked(scratch, piece.place, 1, 1)
+            ends = ends_group(piece, last)
+            if (number % MERGED > 0) | ends:
+                at = kept_apart(scratch, piece, last, 1)
                 known = first_parked(at, count)
-                before, after = told(link, m, 2)
-                m += 1
-                o = joined(known, at, count, o, before, after)
-            if (level_of(last) == 1) & (last + 1 < chunks):
-                park_all(o, parked(scratch, piece.place, 1, 1), count)
+                if number % MERGED > 0:
+                    before, after = told(link, m, 2)
+                    m += 1
+                    o = joined(known, at, count, o, before, after, True)
+                else:
+                    o = unparked(known, at, count)
+            if ends:
+                if waited == 0:
+                    take_over(scratch, batch, 1)
+                waited = 1
+                if last >= MERGED:
+                    at = parked(scratch, piece.place, 1, 1)
+                    known = first_parked(at, count)
+                    before, after = told(link, m, 2)
+                    m += 1
+                    o = joined(known, at, count, o, before, after)
+                if last + 1 < chunks:
+                    park_all(o, parked(scratch, piece.place, 1, 1), count)
             number = last + 1
-        if (piece.to_chunk < chunks) & (piece.to_chunk % MERGED > 0):
-            park_all(o, parked(scratch, piece.place, 0, 1), count)
+        if (ends_group(piece, piece.to_chunk - 1) == 0) & (leaves_group(piece) == 0):
+            park_all(o, kept_apart(scratch, piece, piece.to_chunk - 1, 1), count)
+            hand_over(scratch, 1, 1)
+        if waited == 0:
+            take_over(scratch, batch, 1)
         m = end_right(piece, o, m, link, batch, rows, scratch, ONE, True)
     return n, m
 
@@ -1934,7 +2027,7 @@ def scratch(batch, heads_kv, group, seqlen_q, seqlen_k, sms):
         levels = 1 + (_split_bound(seqlen_k, heads_kv * group) > MERGED.value)
         return sms * TILE_M.value * (
             4 + 2 * levels * 512 + _apart(batch, heads_kv, group, seqlen_q, seqlen_k, sms) * 514
-        ), 2 * sms
+        ), 4 * sms
     tiles = batch * heads_kv * _split_tiles(seqlen_q, group)
     # Splits, and groups of them that are merged first; two counters for each group, and three for all.
     splits = _split_bound(seqlen_k, heads_kv * group)

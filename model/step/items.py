@@ -186,7 +186,7 @@ class Runs:
 
 def in_runs(units: tuple[_Ints, ...], owners: _Ints, teams: int, heads_kv: int, most_apart: int, together: int) -> Runs:
     """What each program has where ``teams`` of each head share a launch's splits in their order, of runs of up to ``most_apart`` some apart,
-    of which those of groups of ``together`` that begin in the run join as one.
+    in groups of ``together``.
 
     Units have a number for each split and head, heads first; ``owners`` say of which tile a split is.
     """
@@ -199,16 +199,23 @@ def in_runs(units: tuple[_Ints, ...], owners: _Ints, teams: int, heads_kv: int, 
     # tiles: then those splits are done apart, and join when the program before, whose own may have been apart too, is done.
     splits = np.bincount(owners)
     starts = np.cumsum(splits) - splits
-    apart = np.minimum(bounds[1:], (starts + splits)[first]) - bounds[:-1]
-    apart[(bounds[:-1] == starts[first]) | (share + 1 >= splits[first]) | (share > most_apart)] = 0
-    begin = bounds[:-1] - starts[first]
-    alone = np.minimum(-begin % together, apart)
-    apart = alone + -(-(apart - alone) // together)
-    joining = (apart > 0).astype(np.int64)
-    for team in range(1, teams):
-        if apart[team] and first[team] == first[team - 1]:
-            apart[team] += apart[team - 1]
-            joining[team] += joining[team - 1]
+    begin, of_tile = bounds[:-1] - starts[first], splits[first]
+    end = np.minimum(bounds[1:] - starts[first], of_tile)
+    several = (begin > 0) & (share + 1 < of_tile) & (share <= most_apart)
+    # Those of a group that began before join it alone; groups that end in the run join those before, but for a tile's first one, and come
+    # back before that where all of them are in the run.
+    alone = np.minimum(-begin % together, end - begin)
+    ended = end // together - begin // together + ((end == of_tile) & (end % together > 0))
+    begun = (alone > 0) & (ended > 0)
+    groups = 2 * ended - begun - ((begin < together) & (ended > 0))
+    # A program joins its own splits to a group as soon as the one before has done its own of that, groups when that has joined its groups.
+    apart, joining, joined = (np.zeros_like(begin) for _ in range(3))
+    for team in np.flatnonzero(several):
+        follows = team > 0 and several[team - 1] and first[team] == first[team - 1]
+        inside = follows and alone[team - 1] == end[team - 1] - begin[team - 1] and not ended[team - 1]
+        joined[team] = alone[team] + (joined[team - 1] if inside else 0)
+        apart[team] = max(joined[team], apart[team - 1] if follows else 0) + groups[team]
+        joining[team] = 1 + (joining[team - 1] if follows else 0)
     return Runs(sums, *(np.repeat(x, heads_kv) for x in (last - first + 1, apart, joining)))
 
 
