@@ -18,6 +18,7 @@ from tilecast.codegen.masks import SEEN_OF_SEQUENCE
 from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.fa3 import WIDE
 from tilecast.model.kernel.variants.hopper.prefill import (
+    ASKING,
     CHAIN,
     JOIN_AHEAD,
     JOIN_COLUMNS,
@@ -72,6 +73,7 @@ class HopperPrefillKernel(HopperKernel):
     most_merged: ClassVar[int] = MOST_MERGED
     joined_apart: ClassVar[int] = JOIN_COLUMNS
     joined_ahead: ClassVar[int] = JOIN_AHEAD
+    asking: ClassVar[int] = ASKING
     #: Numbers that parts of a launch may leave; which tiles' parts are dealt out where others' are not, and how many.
     most_numbers: ClassVar[int] = MOST_NUMBERS
     chain: ClassVar[float] = CHAIN

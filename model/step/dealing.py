@@ -37,6 +37,8 @@ from tilecast.model.step.costs.around import (
     COPY_ENGINE_E4M3,
     COPY_ENGINE_HALF_RUNS,
     COPY_ENGINE_RUNS,
+    COPY_ENGINE_SEVERAL,
+    COPY_ENGINE_WIDE,
     LATENT,
     LATENT_RUNS,
     POINTERS,
@@ -306,8 +308,9 @@ def _hopper(v: HopperServingVariant, heads: Workload) -> Dealing:
     most = 1 << hopper_serving.split_limit(v, heads.heads_kv).bit_length() - 1
     rows = hopper_serving.ROWS
     return Dealing(
-        1, rows, rows, v.tile_n, keys, v.whole_keys, most, True, 1, 1, 4, True, COPY_ENGINE, beside=True, follows=True
-    )
+        1, rows, rows, v.tile_n, keys, v.whole_keys, most, True, 1, 1, 4, True,
+        COPY_ENGINE_WIDE if heads.head_dim_v > WIDE else COPY_ENGINE, beside=True, follows=True,
+    )  # fmt: skip
 
 
 def _e4m3(v: HopperServingE4m3Variant, heads: Workload) -> Dealing:
@@ -339,7 +342,10 @@ def _runs_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
         work.seqlen_q * group <= dealt.tile_m
         and len(batch.lengths) * work.heads_kv * splits <= dealt.rounds * dealt.programs * sms
     ):
-        return replace(dealt, direct=True, counts=COPY_ENGINE_HALF_RUNS if half else dealt.counts)
+        counts: Counts = COPY_ENGINE_HALF_RUNS if half else dealt.counts
+        if work.seqlen_q > 1:
+            counts = replace(counts, set_up=counts.set_up + COPY_ENGINE_SEVERAL)
+        return replace(dealt, direct=True, counts=counts)
     sequences = tuple(dealt.shared(q, k, batch.heads) for q, k in batch.lengths if dealt.takes(q * group))
     some = 0
     if dealt.beside:

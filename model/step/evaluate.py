@@ -16,6 +16,7 @@ from tilecast.model.chip.memory import memory_seconds
 from tilecast.model.chip.power import Activity, Clock
 from tilecast.model.compiled.forecast import block_cycles
 from tilecast.model.compiled.loops.shelf import loop_at_hand
+from tilecast.model.kernel.variants.hopper import prefill as hopper_prefill
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.graph import Pipeline
@@ -153,6 +154,16 @@ def _launch(
     settled = settled_clock(machine, activity, lambda ghz: max(cycles / (ghz * 1e9) + memory, 1e-9), clock)
     if settled.bound == "boost":
         settled = replace(settled, mhz=_light_clock(machine, pipeline, items, alone))
+    if isinstance(clock, str):
+        # What lets no more power through for milliseconds lets no more through for microseconds: while all programs multiply.
+        streaming = alone.streaming / costs_at(top).slots
+        own = max(0.0, streaming - alone.memory_bound)
+        at_once = settled_clock(
+            machine, replace(activity, hbm_bytes=0.0), lambda ghz: max(own / (ghz * 1e9) + memory, 1e-9), "short"
+        )
+        if at_once.mhz < settled.mhz:
+            share = min(1.0, streaming / alone.end)
+            settled = replace(at_once, mhz=1.0 / (share / at_once.mhz + (1.0 - share) / settled.mhz))
     costs = costs_at(settled.mhz)
     if before is not None and before.dealt.some and items is not None:
         # The clock is that of the launch alone: what runs beside it draws as much as SMs that it does not have.
@@ -291,6 +302,8 @@ def _costs(
         and (items is None or items.joins is None or not items.joins.any())
     ):
         counts = counts.of_one_part()
+    if isinstance(counts, TileCounts):
+        counts = replace(counts, sequences=len(batch.lengths), laps=1 + (dealt.longer > 0))
     around = (
         AroundTiles(machine, counts, dealt.tile_m, mhz=mhz)
         if isinstance(counts, TileCounts)
@@ -339,6 +352,7 @@ def _costs(
         memory_block=memory,
         idle_programs=max(0, programs - (items.count if items is not None else 0)),
         idle_program=turnaround + around.plan(False),
+        idle_first=start + around.plan(True) + around.counted_out(),
         merges_beside=dealt.merges_beside,
         join_ends=around.join_ends(heads.head_dim_v, rows, pace.ring_bytes),
         join=around.join(heads.head_dim_v, rows) + (pace.alone if dealt.chained else 0.0),
@@ -347,8 +361,11 @@ def _costs(
         join_again=around.join_again(),
         join_on=around.join_on(),
         masked=pace.masked + around.masked(),
-        load_item=around.load_item(batch.page, heads.head_dim_qk),
+        take_item=around.take_item(),
+        load_item=around.load_item(batch.page),
+        load_queries=around.load_queries(heads.head_dim_qk),
         load_block=load_block,
+        asking=hopper_prefill.ASKING,
         around=around.hidden(heads.head_dim_v),
         slack=pace.slack,
         ring=int(pace.ring_bytes // (dealt.tile_n * columns * heads.dtype_bytes)),

@@ -21,8 +21,8 @@ _TURNS_PLAYED = 2
 #: An item of those before.
 _BEFORE = -1
 _IDLE, _STREAMING, _STARTING, _FINISHING, _HANDING_OVER, _MERGING, _TO_COME = range(7)
-#: Items up to which all are played where some programs come late.
-_MOST_PLAYED = 4096
+#: Items up to which all are played where some programs come late, or where programs in step with each other do not wait for the memory.
+_MOST_PLAYED = 16384
 #: Moments closer than this are one, in cycles.
 _SAME = 1e-3
 
@@ -49,9 +49,10 @@ class Costs:
     periods: tuple[float, ...]
     #: Cycles in which the memory moves one block.
     memory_block: float
-    #: Programs beyond the items, and what each costs before it finds nothing to do.
+    #: Programs beyond the items, and what each costs before it finds nothing to do; of the first ones of a launch where all do.
     idle_programs: int = 0
     idle_program: float = 0.0
+    idle_first: float = 0.0
     #: Whether merging keeps no program from its next item.
     merges_beside: bool = False
     #: Of an item that merges what it has with what it had, each time, and once a tile beside.
@@ -65,11 +66,15 @@ class Costs:
     join_on: float = 0.0
     #: Of a block that crosses an edge of the mask, beyond a period.
     masked: float = 0.0
-    #: Where one warp copies for the others, a tile ahead: from its last copy for an item until the next one's first block is there, between
-    #: blocks, and how many are on their way at once; no cycles: it is never what others wait for.
+    #: Where warps take items and copy for the others, an item ahead: from the question for the next item until it is known what that is, from
+    #: then until its first block is there, and its Q, between blocks, how many are on their way at once, and how many of an item are still to
+    #: be asked for when the next one is; no cycles: they are never what others wait for.
+    take_item: float = 0.0
     load_item: float = 0.0
+    load_queries: float = 0.0
     load_block: float = 0.0
     ring: int = 0
+    asking: int = 0
     #: Of the launch that merges what programs have left, from the end of the last one on.
     joined: float = 0.0
     #: Of what a warpgroup does around an item's loop, what others may multiply under, and for how long of each block the busiest unit is free.
@@ -83,6 +88,22 @@ class Costs:
     def slots(self) -> int:
         """Programs that the chip holds."""
         return self.sms * self.per_sm
+
+    @property
+    def held(self) -> bool:
+        """Whether programs wait for the memory where all of them stream."""
+        return self.slots * self.memory_block > self.periods[-1]
+
+    def ready(self, began: float, ended: float, blocks: float) -> float:
+        """When the item after one of so many blocks may begin, whose first block was there at ``began`` and whose last one ends at ``ended``."""
+        first, last = self.asked(began, ended, blocks, self.asking), self.asked(began, ended, blocks, 0)
+        known = first + self.take_item
+        return max(max(known, last) + self.load_item, known + self.load_queries)
+
+    def asked(self, began: float, ended: float, blocks: float, left: int) -> float:
+        """When the copy of the block is asked for behind which so many are ``left`` of an item, if it has them."""
+        behind = min(float(left), max(blocks - 1.0, 0.0))
+        return max(began + (blocks - behind) * self.load_block, ended - (self.ring + behind) * self.periods[0])
 
     def beside(self, items: Items, item: int | slice) -> Any:
         """Of items, what masked blocks take beyond others, less what of the code around their loops runs while other warpgroups multiply."""
@@ -113,7 +134,7 @@ class Played:
 def play(items: Items, costs: Costs) -> Played:
     """Play all items; of very many the first at their steady rate."""
     last = _TURNS_PLAYED * costs.slots
-    many = items.count > (_MOST_PLAYED if costs.late else last + costs.slots)
+    many = items.count > (last + costs.slots if costs.held and not costs.late else _MOST_PLAYED)
     skipped = items.count - last if many else 0
     run = _Run(items, costs, skipped)
     before = costs.first_start + _steady(items, costs, skipped, run.leave_behind(skipped)) if skipped else 0.0
@@ -136,7 +157,7 @@ def play(items: Items, costs: Costs) -> Played:
 
 def nothing(costs: Costs) -> Played:
     """A launch without an item: programs come, look, and go."""
-    idle = max(costs.idle_program, costs.idle_programs * costs.idle_program / costs.slots)
+    idle = costs.idle_first + max(0.0, costs.idle_programs / costs.slots - 1.0) * costs.idle_program
     return Played(idle, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, idle)
 
 
@@ -159,11 +180,10 @@ def _steady(items: Items, costs: Costs, count: int, left: float) -> float:
     beside = float(np.sum(costs.beside(items, slice(count))))
     around += beside
     if costs.load_item:
-        # What a load warp is behind its item's end, of items of the mean number of blocks.
+        # What the load warp is behind its item's end, of items of the mean number of blocks.
         mean = blocks / count
         busy = mean * costs.periods[-1] + costs.finish + costs.next_item + beside / count
-        copied = max(mean * costs.load_block, (mean - costs.ring) * costs.periods[-1]) + costs.load_item
-        around += count * max(0.0, copied - busy)
+        around += count * max(0.0, costs.ready(0.0, mean * costs.periods[0], mean) - busy)
     around += sum(
         n / s * costs.merge(int(s), costs.per_sm) for s, n in zip(*np.unique(shares, return_counts=True), strict=True)
     )
@@ -199,9 +219,9 @@ class _Run:
         #: Slots that have an item; when each of the others had none.
         self.active = 0
         self.free = np.zeros(slots)
-        #: When an item's first block had come, and when the last one was asked for.
+        #: When an item's first block had come, and when the next one may begin.
         self.began = np.zeros(slots)
-        self.loaded = np.full(slots, -np.inf)
+        self.ready = np.full(slots, -np.inf)
         self.speed = np.array([0.0, *(1.0 / period for period in costs.periods)])
         self.now = self.memory_bound = self.streamed_until = self.longest_merge = self.merged_at = 0.0
         self.spent = [0.0] * 6
@@ -264,8 +284,7 @@ class _Run:
             split, c = self.items.tile[max(item, 0)] >= 0, self.costs
             beside = 0.0 if item == _BEFORE else c.beside(self.items, item)
             if c.load_item and item != _BEFORE:
-                copied = self.began[slot] + float(self.items.blocks[item]) * c.load_block
-                self.loaded[slot] = max(copied, self.now + beside - c.ring * c.periods[0])
+                self.ready[slot] = c.ready(self.began[slot], self.now + beside, float(self.items.blocks[item]))
             if split:
                 self.wait(slot, _HANDING_OVER, c.hand_over + beside)
             else:
@@ -331,4 +350,4 @@ class _Run:
         """The next item's start, by a program that needs ``cycles`` for it."""
         self.item[slot] = self.next
         self.next += 1
-        self.wait(slot, _STARTING, max(cycles, self.loaded[slot] + self.costs.load_item - self.now))
+        self.wait(slot, _STARTING, max(cycles, self.ready[slot] - self.now))

