@@ -10,6 +10,8 @@ import itertools
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import numpy as np
+
 from tilecast.model.chip.evaluate import settled_clock
 from tilecast.model.chip.launch import masked_extra
 from tilecast.model.chip.memory import memory_seconds
@@ -22,7 +24,7 @@ from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.sm.simulate import SmTrace, steady_state
 from tilecast.model.step.batch import Batch
-from tilecast.model.step.costs.around import Around
+from tilecast.model.step.costs.around import Around, Loops
 from tilecast.model.step.costs.runs import AroundRuns, RunsCounts
 from tilecast.model.step.costs.tiles import AroundTiles, TileCounts
 from tilecast.model.step.dealing import (
@@ -32,6 +34,7 @@ from tilecast.model.step.dealing import (
     forward_of,
     in_turn,
     launches,
+    limits,
     loop,
     multiplied,
 )
@@ -289,6 +292,19 @@ def _pace(heads: Workload, variant: StepVariant, machine: Machine, page: int, ca
     )  # fmt: skip
 
 
+def _loops(batch: Batch, dealt: Dealing, items: Items | None) -> Loops:
+    """Which loops items of a launch run through: their first block stands before them."""
+    if items is None or items.masked is None:
+        return Loops(0.0)
+    left, group = limits(batch.heads)[0], batch.heads.group_size
+    mine = [keys for queries, keys in batch.lengths if dealt.takes(queries * group)]
+    return Loops(
+        float((items.masked > 1).mean()),
+        float((items.blocks > np.maximum(items.masked, 1)).mean()),
+        sum(keys > left + 1 for keys in mine) / len(mine),
+    )
+
+
 def _costs(
     batch: Batch, heads: Workload, machine: Machine, variant: StepVariant, dealt: Dealing, items: Items | None, programs: int,
     memory_needs: float, l2: float, mhz: float,
@@ -327,8 +343,7 @@ def _costs(
     )
     cold, warm = (around.set_up(batch.page, cold) + pace.fill for cold in (True, False))
     columns = heads.head_dim_qk + heads.head_dim_v
-    diagonal = 0.0 if items is None or items.masked is None else float((items.masked > 0).mean())
-    cold += around.first_time(heads.head_dim_v, diagonal, batch.heads.mask == "window")
+    cold += around.first_time(heads.head_dim_v, _loops(batch, dealt, items))
     longer = counts.loop(heads.head_dim_qk) if isinstance(counts, TileCounts) else 1.0
     load_block = around.load_block(batch.page, dealt.tile_n, columns)
     return Costs(

@@ -106,6 +106,15 @@ def _of_warps(rows: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Loops:
+    """Shares of items that run through a loop over blocks: at the diagonal, over whole ones, at a window's left edge."""
+
+    diagonal: float = 1.0
+    whole: float = 1.0
+    left: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Around:
     """Cycles around the loop of an item, by what happens."""
 
@@ -248,10 +257,9 @@ class Around:
             return 0.0
         return self.back(head_dim_v, _of_warps(rows), 0.0) + self.adding()
 
-    def first_time(self, head_dim_v: int, diagonal: float, left: bool) -> float:
-        """What a program's first item takes beyond others where code of loops is fetched, too; ``diagonal``: the share of items with blocks
-        there, ``left``: whether windows end at keys."""
-        del head_dim_v, diagonal, left
+    def first_time(self, head_dim_v: int, loops: Loops) -> float:
+        """What a program's first item takes beyond others where code of loops is fetched, too."""
+        del head_dim_v, loops
         return self.counts.looped * far_cycles(self.machine)
 
     def masked(self) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from tilecast.model.compiled.units.fetch import far_cycles, near_cycles
 from tilecast.model.kernel.workload import Workload
-from tilecast.model.step.costs.around import COUNT_TRIPS, PARTIAL_BYTES, Around, Counts
+from tilecast.model.step.costs.around import COUNT_TRIPS, PARTIAL_BYTES, Around, Counts, Loops
 
 #: Cycles from one warm instruction to the next: stalls in the control words, and waits for results in registers.
 _EACH = 2.4
@@ -91,8 +91,8 @@ class AroundRuns(Around):
         del page, fill, restart
         return self.warm(self.counts.told)
 
-    def first_time(self, head_dim_v: int, diagonal: float, left: bool) -> float:
-        del diagonal, left
+    def first_time(self, head_dim_v: int, loops: Loops) -> float:
+        del loops
         c = self.counts
         count = self.count(c.split, c.group, c.results, c.block, c.cleared, columns=head_dim_v)
         return count * (far_cycles(self.machine) - _EACH)

@@ -12,7 +12,7 @@ from tilecast.model.compiled.units.fetch import far_cycles, near_cycles
 from tilecast.model.kernel.variants.hopper.prefill import JOIN_AHEAD, JOIN_COLUMNS, PLANNED
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.pipeline.softmax_cost import barrier_cycles
-from tilecast.model.step.costs.around import COUNT_TRIPS, PARTIAL_BYTES, WARP_ROWS, Around, Counts
+from tilecast.model.step.costs.around import COUNT_TRIPS, PARTIAL_BYTES, WARP_ROWS, Around, Counts, Loops
 
 #: Columns of a box.
 _COLUMNS = 64
@@ -122,10 +122,10 @@ class AroundTiles(Around):
     def hidden(self, head_dim_v: int) -> float:
         return self.ended(head_dim_v) if self.counts.finishers > 1 else 0.0
 
-    def first_time(self, head_dim_v: int, diagonal: float, left: bool) -> float:
+    def first_time(self, head_dim_v: int, loops: Loops) -> float:
         """Code of the warpgroups comes from far, that of loops too."""
         c = self.counts
-        parts = ((1.0, c.item), (1.0, c.whole), (diagonal, c.diagonal), (float(left), c.left))
+        parts = ((1.0, c.item), (loops.whole, c.whole), (loops.diagonal, c.diagonal), (loops.left, c.left))
         count = sum(share * (number + each * head_dim_v) for share, (number, each) in parts) + c.around_parts
         fetched = count * c.finishers - c.beside
         return fetched * far_cycles(self.machine) - self.part(head_dim_v) - c.around_parts * self.near()

@@ -273,7 +273,7 @@ def test_two_launches_beside_each_other_take_less_than_one_after_the_other() -> 
     alone = forecast_step(Batch(parse_requests("1x2048:8192"), HEADS), H200).run.seconds
     assert decodes.dealt.some == chunk.costs.late == 92
     assert (
-        max(alone, decodes.seconds) < chunk.seconds < alone + 0.75 * decodes.seconds
+        max(alone, decodes.seconds) < chunk.seconds < alone + 0.8 * decodes.seconds
     )  # of 132 SMs 92 are the decodes' meanwhile
     portable = Batch(parse_requests("8x8192,1x512:512"), HEADS)
     assert forecast_step(portable, H200, named_pair("family=serving", portable, H200)).run.beside_seconds == 0.0

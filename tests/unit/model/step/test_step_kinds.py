@@ -37,11 +37,12 @@ from tilecast.model.step.costs.around import (
     LATENT_RUNS,
     POINTERS,
     Around,
+    Loops,
 )
 from tilecast.model.step.costs.runs import AroundRuns, shares_of
 from tilecast.model.step.costs.tiles import CHAINED, PARTED, PREFILL, AroundTiles, TileCounts, of_warpgroups
 from tilecast.model.step.dealing import Dealing, dealing, launched, loop
-from tilecast.model.step.evaluate import evaluate_step
+from tilecast.model.step.evaluate import _loops, evaluate_step
 from tilecast.model.step.forecast import forecast_step, named_pair, shipped_pair
 from tilecast.model.step.items import batch_items, of_sequence
 from tilecast.model.step.play import play
@@ -493,17 +494,17 @@ def test_a_tile_of_prefill_runs_through_code_that_loops_have_put_out_of_the_cach
     assert two.part(128) == pytest.approx(code * max(H200["alu.latency_cycles"], 2 * near_cycles(H200)))
     assert three.part(128) == pytest.approx(code * 3 * near_cycles(H200))
     left = PREFILL.left[0] + PREFILL.left[1] * 128
-    assert two.first_time(128, 1.0, True) - two.first_time(128, 1.0, False) == pytest.approx(
+    assert two.first_time(128, Loops(left=1.0)) - two.first_time(128, Loops()) == pytest.approx(
         2 * left * far_cycles(H200)
     )
     diagonal = PREFILL.diagonal[0] + PREFILL.diagonal[1] * 128
-    assert two.first_time(128, 1.0, False) - two.first_time(128, 0.5, False) == pytest.approx(
+    assert two.first_time(128, Loops()) - two.first_time(128, Loops(diagonal=0.5)) == pytest.approx(
         diagonal * far_cycles(H200)
     )
     parted = AroundTiles(H200, of_warpgroups(PARTED, 2), 128)
     assert parted.ended(128) - two.ended(128) == pytest.approx(PARTED.around_parts * two.near())
     assert (
-        Around(H200, COPY_ENGINE, 64).first_time(128, 1.0, True)
+        Around(H200, COPY_ENGINE, 64).first_time(128, Loops(left=1.0))
         == Around(H200, COPY_ENGINE, 64).take_item()
         == Around(H200, COPY_ENGINE, 64).load_item(64)
         == Around(H200, COPY_ENGINE, 64).load_queries(128)
@@ -526,14 +527,24 @@ def test_a_program_of_prefill_looks_at_32_sequences_at_a_time_once_or_twice() ->
     assert first[0] - first[1] == pytest.approx(2 * lap)
 
 
+def test_a_first_tile_fetches_the_loops_that_it_runs_through() -> None:
+    """Its first block stands before them all; a window's left edge has a loop where some sequence has keys beyond it."""
+    heads, found = replace(HEADS, mask="window", window=(1000, 0)), []
+    for keys in (60, 900, 1400):
+        batch = Batch(((20, keys),) * 4, heads, 64)
+        dealt = replace(dealing(shipped_pair(batch, H200)[-1], heads), parting=None)
+        found.append(_loops(batch, dealt, batch_items(batch, dealt)))
+    assert found == [Loops(0.0, 0.0, 0.0), Loops(0.0, 1.0, 0.0), Loops(1.0, 1.0, 1.0)]
+
+
 def test_kernels_of_few_rows_at_256_columns_fetch_code_of_their_own() -> None:
     """Q of 64 rows is copied by threads before the first keys, and the loop is three times as long as at 128."""
     dealt = [dealing(HopperServingVariant(), replace(HEADS, head_dim_qk=n, head_dim_v=n)) for n in (128, 256)]
     assert [d.counts for d in dealt] == [COPY_ENGINE, COPY_ENGINE_WIDE]
     narrow, wide = (Around(H200, counts, 64) for counts in (COPY_ENGINE, COPY_ENGINE_WIDE))
     assert wide.plan(True) + wide.set_up(16, True) > narrow.plan(True) + narrow.set_up(16, True) + 4000.0
-    assert narrow.first_time(128, 1.0, True) == 0.0
-    assert wide.first_time(256, 1.0, True) == pytest.approx(COPY_ENGINE_WIDE.looped * far_cycles(H200))
+    assert narrow.first_time(128, Loops()) == 0.0
+    assert wide.first_time(256, Loops()) == pytest.approx(COPY_ENGINE_WIDE.looped * far_cycles(H200))
 
 
 def test_programs_of_one_split_fetch_their_loop_and_look_longer_for_several_queries() -> None:
