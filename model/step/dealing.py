@@ -351,7 +351,7 @@ def _runs_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
     if dealt.beside:
         some = programs_beside(sequences, *_others(dealt, batch), sms, work.heads_kv, dealt.fold)
     runs = runs_of(sequences, some or sms, work.heads_kv, dealt.fold, dealt.shrinks)
-    counts = shares_of(len(batch.lengths), half)
+    counts = shares_of(len(batch.lengths), half, dealt.beside)
     return replace(dealt, runs=runs, programs=1, counts=counts, some=some if some < sms else 0)
 
 

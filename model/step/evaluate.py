@@ -170,8 +170,12 @@ def _launch(
     costs = costs_at(settled.mhz)
     if before is not None and before.dealt.some and items is not None:
         # The clock is that of the launch alone: what runs beside it draws as much as SMs that it does not have.
-        free = before.seconds - before.launch_seconds - before.tail_seconds
-        costs = replace(costs, late=before.dealt.some * dealt.programs, free_at=free * settled.mhz * 1e6)
+        hertz = settled.mhz * 1e6
+        # The memory sends both what they read, as far as the other one waits for it.
+        waits = before.played.memory_bound / before.played.end
+        free = before.seconds - before.launch_seconds - before.tail_seconds + waits * memory_needs
+        left = before.costs.idle_first / (before.clock.mhz * 1e6)
+        costs = replace(costs, late=before.dealt.some * dealt.programs, free_at=free * hertz, early_at=left * hertz)
     played = alone if settled.mhz == top and not costs.late else played_with(costs)
     launch = machine["launch.kernel_us"] * 1e-6
     # While what is read takes the place of what was written the memory has more to do, which the programs' own pace may hide.

@@ -80,9 +80,10 @@ class Costs:
     #: Of what a warpgroup does around an item's loop, what others may multiply under, and for how long of each block the busiest unit is free.
     around: float = 0.0
     slack: float = 0.0
-    #: Slots that are another launch's at first, and when they are free.
+    #: Slots that are another launch's at first, and when they are free; when that leaves the others.
     late: int = 0
     free_at: float = 0.0
+    early_at: float = 0.0
 
     @property
     def slots(self) -> int:
@@ -238,7 +239,7 @@ class _Run:
         if not self.phase.any():
             early = c.slots - c.late
             for slot in range(min(early, c.programs, self.items.count - self.next)):
-                self.take(slot, c.first_start)
+                self.take(slot, c.early_at + c.first_start)
             self.phase[early : c.programs], self.until[early : c.programs] = _TO_COME, c.free_at
         self.active = int(np.count_nonzero(self.phase))
         while self.active:
@@ -275,6 +276,10 @@ class _Run:
     def ended(self, slot: int) -> None:
         """What a slot did has come to its end: the next thing."""
         phase, item = int(self.phase[slot]), int(self.item[slot])
+        if phase == _TO_COME and self.next < self.items.count:
+            # Its code has run on other SMs alone.
+            self.take(slot, self.costs.first_start)
+            return
         if phase == _STARTING and self.items.blocks[item]:
             self.phase[slot], self.until[slot] = _STREAMING, np.inf
             self.left[slot] = self.items.blocks[item]

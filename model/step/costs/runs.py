@@ -16,6 +16,8 @@ from tilecast.model.step.costs.around import COUNT_TRIPS, PARTIAL_BYTES, Around,
 _EACH = 2.4
 #: Sequences that the load warp looks at together, where a batch has no more of them and where it has.
 _FEW, _MANY = 32, 128
+#: Instructions with which it works out how many programs are to take items.
+_CHOICE, _CHOICE_OF_MANY = 1069, 1606
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +50,12 @@ SHARES = RunsCounts(
 _SHARES_OF_MANY = replace(SHARES, plan=1055, set_up=341)
 
 
-def shares_of(sequences: int, half: bool = False) -> RunsCounts:
-    """Where a launch has so many sequences, and keeps ``half`` of a tile's rows, for none has more."""
+def shares_of(sequences: int, half: bool = False, beside: bool = False) -> RunsCounts:
+    """Where a launch has so many sequences, and keeps ``half`` of a tile's rows, for none has more; ``beside`` another one each program first works
+    out how many of them are to take items."""
     found = SHARES if sequences <= _FEW else replace(_SHARES_OF_MANY, turns=-(-sequences // _MANY) - 1)
+    if beside:
+        found = replace(found, plan=found.plan + (_CHOICE if sequences <= _FEW else _CHOICE_OF_MANY))
     return replace(found, split=(90.0, 0.72), group=(29.0, 0.19), results=(85.0, 0.33), kept=157) if half else found
 
 
