@@ -349,7 +349,7 @@ def _costs(
     columns = heads.head_dim_qk + heads.head_dim_v
     cold += around.first_time(heads.head_dim_v, _loops(batch, dealt, items))
     longer = counts.loop(heads.head_dim_qk) if isinstance(counts, TileCounts) else 1.0
-    load_block = around.load_block(batch.page, dealt.tile_n, columns)
+    load_block = around.load_block(batch.page, dealt.tile_n, columns * (1 if batch.cache else heads.dtype_bytes))
     return Costs(
         sms=dealt.some or sms,
         per_sm=dealt.programs,

@@ -64,6 +64,8 @@ class Counts:
     finishers: int = 1
     #: Of a warpgroup's loop, which comes from far the first time, where that is counted.
     looped: int = 0
+    #: Of the load warp for a block, beside its copies; 0: never what others wait for.
+    load_block: int = 0
 
 
 #: Of the portable kernel; 75 accesses of four warps to shared memory a step of its merge, with bank conflicts of about four ways.
@@ -80,7 +82,7 @@ COPY_ENGINE_WIDE = replace(COPY_ENGINE, begin=182, plan=123, set_up=1212, beside
 COPY_ENGINE_E4M3 = Counts(264, 1, 286, 419, 12, 0, 0, 264, 6, 0, 0, (4, 4), 16, 647)
 #: The same where each warp multiplies 16-bit tiles for itself and those warps also merge (`hopper_serve_d128_runs.py`): where each split has a program.
 #: Of several queries the load warp has 121 instructions more.
-COPY_ENGINE_RUNS = Counts(150, 1, 163, 320, 5, 0, 0, 810, 2, 0, 0, (8, 8), 16, begin=38, looped=395)
+COPY_ENGINE_RUNS = Counts(150, 1, 163, 320, 5, 0, 0, 810, 2, 0, 0, (8, 8), 16, begin=38, looped=395, load_block=131)
 COPY_ENGINE_SEVERAL = 121
 #: And where launches keep half of a tile's rows, for no sequence has more.
 COPY_ENGINE_HALF_RUNS = replace(COPY_ENGINE_RUNS, finish=217, looped=313)
@@ -94,6 +96,10 @@ LATENT = Counts(
 #: warpgroups; and what they run through once more for splits that were done apart.
 LATENT_RUNS = replace(LATENT, plan=600, set_up=248, lookups=3, beside=1696, again=665, joined_later=430)
 PARTIAL_BYTES = 4
+#: Cycles from one warm instruction to the next, of code with more than one on its way: stalls in the control words, and waits for results in registers.
+WARM = 2.4
+#: Bytes of a row of a box.
+BOX_BYTES = 128
 #: Rows of an accumulator that a warp has.
 WARP_ROWS = 16
 #: Of L2's latency: a count in memory with its release and acquire (1,300 cycles by the clock read in the decode kernel, docs/notes/serving-kernels.md).
@@ -285,10 +291,16 @@ class Around:
         del head_dim_qk
         return 0.0
 
-    def load_block(self, page: int, tile_n: int, columns: int) -> float:
-        """Between blocks of the load warp; 0: never what others wait for."""
-        del page, tile_n, columns
-        return 0.0
+    def load_block(self, page: int, tile_n: int, row_bytes: int) -> float:
+        """Between blocks of the load warp, whose boxes are of a page and 128 of the bytes that K and V have for a key; 0: never what others wait for.
+        A copy takes what it took where copies with as many instructions between them were timed."""
+        boxes = -(-row_bytes // BOX_BYTES) * (tile_n // min(page, tile_n) if page else 1)
+        count = self.counts.load_block
+        return count * self.each_loaded() + boxes * self.machine["tma.issue_cycles"] if count else 0.0
+
+    def each_loaded(self) -> float:
+        """Cycles of an instruction of the load warp's loop, where no other warp has many."""
+        return WARM
 
     def merge(self, splits: int, rows: int, workload: Workload, there: int) -> float:
         """Merging a tile's splits in their order, some rows and some splits at a time, with ``there`` programs on the SM."""

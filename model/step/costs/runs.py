@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 
 from tilecast.model.compiled.units.fetch import far_cycles, near_cycles
 from tilecast.model.kernel.workload import Workload
-from tilecast.model.step.costs.around import COUNT_TRIPS, PARTIAL_BYTES, Around, Counts, Loops
+from tilecast.model.step.costs.around import COUNT_TRIPS, PARTIAL_BYTES, WARM, Around, Counts, Loops
 
-#: Cycles from one warm instruction to the next: stalls in the control words, and waits for results in registers.
-_EACH = 2.4
 #: Sequences that the load warp looks at together, where a batch has no more of them and where it has.
 _FEW, _MANY = 32, 128
 #: Instructions with which it works out how many programs are to take items.
@@ -44,7 +42,7 @@ class RunsCounts(Counts):
 SHARES = RunsCounts(
     begin=230, plan=669, plan_barriers=0, set_up=272, finish=0, finish_barriers=0, merge_rows=0, merge_rows_barriers=0, merge_step=0,
     merge_step_barriers=0, merge_step_shuffles=0, merge_step_smem=0, merged_rows=(8, 8), merged=16, told=190, split=(144.0, 1.7),
-    group=(35.0, 0.37), results=(160.0, 0.27), kept=170, cleared=166, block=(100.0, 1.1), merges=(905, 1500),
+    group=(35.0, 0.37), results=(160.0, 0.27), kept=170, cleared=166, block=(100.0, 1.1), merges=(905, 1500), load_block=131,
 )  # fmt: skip
 #: The same of more sequences.
 _SHARES_OF_MANY = replace(SHARES, plan=1055, set_up=341)
@@ -69,7 +67,7 @@ class AroundRuns(Around):
 
     def warm(self, *counts: int | float | tuple[float, float], columns: int = 0) -> float:
         """Instructions that have run before."""
-        return _EACH * self.count(*counts, columns=columns)
+        return WARM * self.count(*counts, columns=columns)
 
     def count(self, *counts: int | float | tuple[float, float], columns: int = 0) -> float:
         """Instructions, of so many columns of V."""
@@ -83,7 +81,7 @@ class AroundRuns(Around):
     def set_up(self, page: int, cold: bool) -> float:
         """The item is told and the next one asked for, while its first pages are on their way."""
         m, c = self.machine, self.counts
-        each = far_cycles(m) if cold else _EACH
+        each = far_cycles(m) if cold else WARM
         # The warps that multiply fetch what they do with an item's facts meanwhile.
         looked_up = max(c.set_up * each + m["l2.latency_cycles"], m["hbm.latency_cycles"] if page else 0.0)
         return looked_up + (c.told * each if cold else 0.0)
@@ -100,7 +98,7 @@ class AroundRuns(Around):
         del loops
         c = self.counts
         count = self.count(c.split, c.group, c.results, c.block, c.cleared, columns=head_dim_v)
-        return count * (far_cycles(self.machine) - _EACH)
+        return count * (far_cycles(self.machine) - WARM)
 
     def masked(self) -> float:
         """Rows of V without a key become zeros."""
@@ -130,11 +128,11 @@ class AroundRuns(Around):
         many = rows > c.merged_rows[0] // 2
         at_once = c.merged_rows[0] // (1 if many else 2)
         pieces, groups = -(-rows // at_once), -(-splits // c.merged)
-        code, near = c.merges[many], max(_EACH, near_cycles(m))
+        code, near = c.merges[many], max(WARM, near_cycles(m))
         cycles = 0.0
         for level, members in enumerate((splits,) if groups == 1 else (c.merged, groups)):
             # That of groups has code of its own.
-            cycles += code * (near + (1.0 if level else self.first_merges) * (far_cycles(m) - near) - _EACH)
+            cycles += code * (near + (1.0 if level else self.first_merges) * (far_cycles(m) - near) - WARM)
             back = members * rows * workload.head_dim_v * PARTIAL_BYTES / m["l2.bytes_per_clk_per_sm"]
             each = self.warm(code) + m["l2.latency_cycles"]
             cycles += pieces * each + back + COUNT_TRIPS * level * m["l2.latency_cycles"]

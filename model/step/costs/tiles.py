@@ -14,11 +14,11 @@ from tilecast.model.kernel.workload import Workload
 from tilecast.model.pipeline.softmax_cost import barrier_cycles
 from tilecast.model.step.costs.around import COUNT_TRIPS, PARTIAL_BYTES, WARP_ROWS, Around, Counts, Loops
 
-#: Columns of a box.
-_COLUMNS = 64
 #: Of the launch that merges parts (`attention_join` of `hopper_prefill_d128.py`): instructions from the end of the launch before until the first
 #: parts are asked for, and of results; of a round of parts, and of each; programs of an SM.
 _JOIN_ENDS, _JOIN_ROUND, _JOIN_PART, _JOIN_PROGRAMS = 190, 270, 50, 2
+#: Columns of Q that a thread copies at a time.
+_COLUMNS = 64
 #: Instructions of a warpgroup beside the load warp's first.
 _BESIDE = 289
 
@@ -39,10 +39,8 @@ class TileCounts(Counts):
     take_item: int
     load_rows: int
     load_piece: int
-    #: Of the warp that copies K and V: for a tile, for a block, for a box of it.
+    #: Of the warp that copies K and V, for a tile.
     load_item: int
-    load_block: int
-    load_box: int
     #: Sequences that the first warp looks at.
     sequences: int = 1
     #: Of a warpgroup for a tile beside that for a part of it, and whether that stays in registers from one part of its keys to the next.
@@ -62,14 +60,14 @@ class TileCounts(Counts):
 
 #: At 64, 128 and 256 columns of V (`tilecast inspect` of `hopper_prefill_d64.py`, `_d128.py`, `_d256.py`: 931, 1124
 #: and 1490 instructions a tile; 414, 477 and 640 in the loop at the diagonal, 330, 361 and 466 at a window's left edge, 186, 217 and 320 in
-#: that over whole blocks; 85, 105 and 129 for 16 rows of Q of 128, 192 and 256 columns, 269 to 393 a block of 16 to 32 boxes), and where keys are
+#: that over whole blocks; 85, 105 and 129 for 16 rows of Q of 128, 192 and 256 columns; of the warp that copies K and V 145 a block beside 8 for each box), and where keys are
 #: parted 670 more of a warpgroup.  At 128 (`_d128.py`): 254 until the roles part, 205 of the warp that takes tiles until it has said what the first
 #: is, 189 of the one that copies K and V from then on to the first copy; where keys are parted 220, 462 and 222.
 PREFILL = TileCounts(
     begin=254, plan=205, plan_barriers=1, set_up=189, finish=0, finish_barriers=4, merge_rows=0, merge_rows_barriers=0,
     merge_step=264, merge_step_barriers=2, merge_step_shuffles=0, merge_step_smem=0, merged_rows=(64, 64), merged=1, ahead=320,
     item=(750.0, 2.9), diagonal=(330.0, 1.2), left=(285.0, 0.7), whole=(150.0, 0.67),
-    lap=72, take_item=165, load_rows=42, load_piece=22, load_item=189, load_block=145, load_box=8,
+    lap=72, take_item=165, load_rows=42, load_piece=22, load_item=189, load_block=145,
 )  # fmt: skip
 #: Where keys are parted, and parts are dealt out, or those of a tile are taken in one after the other beside such as are dealt out: other
 #: compilations of the file, which spill 8 to 240 bytes (`tilecast forecast` of each on an H200: 1206, 1674 and 1230 cycles a block of 64 keys at
@@ -146,11 +144,8 @@ class AroundTiles(Around):
         rows = -(-self.tile_m // WARP_ROWS) * (c.load_rows + c.load_piece * -(-head_dim_qk // _COLUMNS))
         return rows * m["alu.latency_cycles"] + m["hbm.latency_cycles"]
 
-    def load_block(self, page: int, tile_n: int, columns: int) -> float:
-        """K and V of a block come as boxes of a page, 64 of the ``columns`` of both in each."""
-        c = self.counts
-        boxes = -(-columns // _COLUMNS) * (tile_n // min(page, tile_n) if page else 1)
-        return (c.load_block + c.load_box * boxes) * self.machine["alu.latency_cycles"]
+    def each_loaded(self) -> float:
+        return float(self.machine["alu.latency_cycles"])
 
     def hand_over(self, head_dim_v: int, rows: int) -> float:
         """A warpgroup leaves and merges whole tiles of its rows, one part after the other."""

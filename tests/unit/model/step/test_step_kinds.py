@@ -36,6 +36,7 @@ from tilecast.model.step.costs.around import (
     LATENT,
     LATENT_RUNS,
     POINTERS,
+    WARM,
     Around,
     Loops,
 )
@@ -637,10 +638,25 @@ def test_a_load_warp_copies_16_rows_of_q_at_a_time_and_a_box_of_a_page() -> None
     assert around.load_queries(256) - around.load_queries(128) == pytest.approx(8 * 2 * PREFILL.load_piece * each)
     assert around.load_item(64) - around.load_item(0) == pytest.approx(H200["hbm.latency_cycles"])
     # K and V of 128 columns: two boxes each for every page of a block.
-    assert around.load_block(16, 64, 256) - around.load_block(64, 64, 256) == pytest.approx(
-        3 * 4 * PREFILL.load_box * each
-    )
-    assert around.load_block(256, 64, 256) == around.load_block(0, 64, 256)
+    box = H200["tma.issue_cycles"]
+    assert around.load_block(16, 64, 512) - around.load_block(64, 64, 512) == pytest.approx(3 * 4 * box)
+    assert around.load_block(256, 64, 512) == around.load_block(0, 64, 512)
+    # Beside nobody a load warp's instructions follow each other sooner; of bytes a box has twice as many columns.
+    apart = Around(H200, COPY_ENGINE_RUNS, 16)
+    assert apart.load_block(16, 64, 512) == pytest.approx(COPY_ENGINE_RUNS.load_block * WARM + 16 * box)
+    assert apart.load_block(16, 64, 256) == pytest.approx(COPY_ENGINE_RUNS.load_block * WARM + 8 * box)
+    assert Around(H200, COPY_ENGINE, 64).load_block(16, 64, 512) == 0.0
+
+
+def test_small_pages_hold_up_what_few_programs_read() -> None:
+    """A block of 64 keys takes 16 copies in pages of 16 and 4 in pages of 64 and more, which a program's products take longer than."""
+    for requests, heads in (("1x2048:8192", HEADS), ("40x4096,1x2048:4096", HEADS)):
+        paces = []
+        for page in (16, 64, 128):
+            batch = Batch(parse_requests(requests), heads, page)
+            run = evaluate_step(batch, H200, shipped_pair(batch, H200), 1500.0)
+            paces.append([launch.costs.periods[0] for launch in run.launches])
+        assert all(small > usual for small, usual in zip(paces[0], paces[1], strict=True)) and paces[1] == paces[2]
 
 
 @given(
