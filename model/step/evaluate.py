@@ -157,15 +157,18 @@ def _launch(
     settled = settled_clock(machine, activity, lambda ghz: max(cycles / (ghz * 1e9) + memory, 1e-9), clock)
     if settled.bound == "boost":
         settled = replace(settled, mhz=_light_clock(machine, pipeline, items, alone))
-    if isinstance(clock, str):
-        # What lets no more power through for milliseconds lets no more through for microseconds: while all programs multiply.
-        streaming = alone.streaming / costs_at(top).slots
-        own = max(0.0, streaming - alone.memory_bound)
+    if isinstance(clock, str) and items is not None:
+        # What lets no more power through for milliseconds lets no more through for microseconds, while programs are at their items.
+        busy = min(costs_at(top).slots, items.count)
+        own = (alone.starting + alone.streaming + alone.handing_over + alone.merging) / busy - costs_at(top).first_start
         at_once = settled_clock(
-            machine, replace(activity, hbm_bytes=0.0), lambda ghz: max(own / (ghz * 1e9) + memory, 1e-9), "short"
+            machine,
+            replace(activity, hbm_bytes=0.0),
+            lambda ghz: max((own - alone.memory_bound) / (ghz * 1e9) + memory, 1e-9),
+            "short",
         )
-        if at_once.mhz < settled.mhz:
-            share = min(1.0, streaming / alone.end)
+        if at_once.bound == "power" and at_once.mhz < settled.mhz:
+            share = min(1.0, own / alone.end)
             settled = replace(at_once, mhz=1.0 / (share / at_once.mhz + (1.0 - share) / settled.mhz))
     costs = costs_at(settled.mhz)
     if before is not None and before.dealt.some and items is not None:
