@@ -87,7 +87,7 @@ def test_of_two_heights_of_causal_tiles_the_faster_runs_or_nearly(monkeypatch) -
     """54 calls on an H200 (data/measured/h200_causal_heights.csv): 2 % slower than the faster at most."""
     entries = {entry.module: entry for entry in registry.read_index(registry.INDEX)}
     monkeypatch.setattr(launching, "_plan", lambda module, *given: module.name)
-    monkeypatch.setattr(launching, "_sm_count", lambda tensor: 132)
+    monkeypatch.setattr(launching, "sm_count", lambda device: 132)
     with (MEASURED / "h200_causal_heights.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 54
