@@ -164,7 +164,7 @@ def _launch(
         at_once = settled_clock(
             machine,
             replace(activity, hbm_bytes=0.0),
-            lambda ghz: max((own - alone.memory_bound) / (ghz * 1e9) + memory, 1e-9),
+            lambda ghz: max(max(0.0, own - alone.memory_bound) / (ghz * 1e9) + memory, 1e-9),
             "short",
         )
         if at_once.bound == "power" and at_once.mhz < settled.mhz:
