@@ -21,7 +21,7 @@ def report():
 
 
 def test_steps_are_within_the_gate(report) -> None:
-    """2026-11-27: mean 3.5 %, worst 17.8 % of 87 rows (8 queries of four heads a sequence); the aim is 8 %."""
+    """2026-11-28: mean 3.3 %, worst 17.8 % of 87 rows (8 queries of four heads a sequence); the aim is 8 %."""
     assert report.everything().count == report.held_out().count == 87
     assert report.everything().mean < 0.04
     assert report.everything().worst < 0.19
@@ -30,24 +30,26 @@ def test_steps_are_within_the_gate(report) -> None:
 
 #: Tables that the page shows, whose numbers are computed again where its commands are run: rows, largest mean and worst error.
 SHOWN = {
-    "h200_serving.csv": (87, 0.06, 0.22),
+    "h200_serving.csv": (87, 0.055, 0.15),
     # Measured with L2 full of written data.
-    "h200_chunks.csv": (16, 0.06, 0.13),
+    "h200_chunks.csv": (16, 0.05, 0.11),
     "h200_decode_e4m3_hopper.csv": (40, 0.065, 0.16),
     "h100_mla.csv": (18, 0.13, 0.31),
+    # Whole calls of the kernels that ship, on 2026-11-28.
+    "h200_prefill.csv": (20, 0.045, 0.14),
     # Of the decode kernel before 2026-11-28, which took 1 to 6 % longer where both were timed, as the drawn tables' decodes are.
-    "h100_decode_runs.csv": (33, 0.025, 0.09),
-    # Problems drawn by a rule, in view when rules were looked for; the aim is 8 %.
-    "h200_serving_drawn.csv": (38, 0.095, 0.30),
-    "h200_serving_drawn_2.csv": (17, 0.10, 0.32),
-    # Seen by nobody before, of today's kernels: the aim is missed.
-    "h200_serving_drawn_4.csv": (29, 0.11, 0.33),
+    "h100_decode_runs.csv": (33, 0.02, 0.06),
+    # Problems drawn by a rule, in view when rules were looked for; prefill's kernels have changed as well.
+    "h200_serving_drawn.csv": (38, 0.09, 0.35),
+    "h200_serving_drawn_2.csv": (17, 0.095, 0.31),
+    # Seen by nobody before it was measured.
+    "h200_serving_drawn_4.csv": (29, 0.08, 0.29),
 }
 
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_other_tables_are_within_their_gates(name: str) -> None:
-    """2026-11-28: 5.4, 4.5, 6.0, 6.6, 2.3, 9.2, 9.8 and 10.8 % mean; the last four 1.6, 6.9, 8.2 and 8.8 with the kernel that was timed."""
+    """2026-11-28: 5.3, 4.3, 6.0, 7.3, 4.2, 1.5, 8.6, 9.1 and 7.7 % mean; in the morning the last four were 2.3, 9.2, 9.8 and 10.6."""
     page = (ROOT / "docs" / "serving-step.md").read_text(encoding="utf-8")
     table = page.partition(f"{name} on {name[:4]}-sxm: ")[2]
     rows, mean, _, _, worst, _ = next(line.split()[1:] for line in table.splitlines() if line.startswith("all "))
