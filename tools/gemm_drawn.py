@@ -1,6 +1,6 @@
 """Products plus C of all kinds drawn by a rule: `tilecast.addmm` beside PyTorch's, which is cuBLAS.
 
-    python tools/gemm_drawn.py OUT.csv [--seed 1] [--count 128] [--rounds 7] [--share 0/1] [--seconds 1000]
+    python tools/gemm_drawn.py OUT.csv [--seed 1] [--count 128] [--rounds 7] [--share 0/1] [--seconds 1000] [--before MODULE]
 
 A problem has a kind (a linear layer with its bias, with a residual, few rows, few columns, an update of low rank, a gradient added to fp32 sums,
 any sizes), sizes from 1 to 16384 (k from 16 to 8192; whole tiles, multiples of 8 or any), bf16 or fp16, a C of that dtype or of float32, whole, by rows,
@@ -9,7 +9,8 @@ Problems of more than 4 GB or 15 TFLOP are passed over.
 
 Each is a CUDA graph of one call, L2 evicted before by reading, in turns, medians.  Beside it torch.addmm; for a float32 C torch.addmm with
 out_dtype, and a product and an addition, the better of which counts.  `apart`: the largest difference from the first of them over its largest
-value.  `note` has what peers refuse.  `host_us`: the host's time of a call where that on the GPU is short.
+value.  `note` has what peers refuse.  `host_us`: the host's time of a call where that on the GPU is short.  --before: a module whose `addmm`, ours in an earlier form, is timed in the same
+turns.
 
 --share 2/8 does each eighth problem from the second on: eight processes side by side compile what a run alone then finds compiled.  After
 --seconds no further problem is begun.
@@ -17,6 +18,7 @@ value.  `note` has what peers refuse.  `host_us`: the host's time of a call wher
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import random
 import statistics
@@ -43,7 +45,7 @@ LAYOUTS, C_LAYOUTS = (
     ("rows", "rows", "slice", "columns", "row", "column", "number"),
 )
 FIELDS = ("gpu", "date", "driver", "torch", "triton", "seed", "number", "kind", "m", "n", "k", "dtype", "c_dtype", "a", "b", "c", "place", "alpha", "beta",
-          "us", "addmm_us", "apart_us", "speedup", "gbps", "tflops", "difference", "host_us", "addmm_host_us", "sm_clock_mhz", "refused", "note")  # fmt: skip
+          "us", "before_us", "addmm_us", "apart_us", "speedup", "gbps", "tflops", "difference", "host_us", "addmm_host_us", "sm_clock_mhz", "refused", "note")  # fmt: skip
 MOST_BYTES, MOST_FLOP, SHORT_US = 4e9, 1.5e13, 300.0
 
 
@@ -135,8 +137,8 @@ def matrix(rows: int, columns: int, layout: str, dtype: Any, device: str = "cuda
     return numbers(rows, columns)
 
 
-def calls_of(problem: Drawn) -> tuple[dict[str, Callable[[], Any]], Any]:
-    """Column -> call that returns D, the first of which is ours, and C."""
+def calls_of(problem: Drawn, before: Callable[..., Any] | None = None) -> tuple[dict[str, Callable[[], Any]], Any]:
+    """Column -> call that returns D, the first of which is ours, and C; ``before``: ours in an earlier form."""
     import torch
 
     import tilecast
@@ -159,7 +161,11 @@ def calls_of(problem: Drawn) -> tuple[dict[str, Callable[[], Any]], Any]:
         return torch.add(c if problem.beta == 1 else c * problem.beta, product, alpha=problem.alpha, out=out)
 
     found = {"us": lambda: tilecast.addmm(c, a, b, out=out, **factors), "addmm_us": addmm}
-    return (found if wide is dtype else {**found, "apart_us": apart}), c
+    if wide is not dtype:
+        found["apart_us"] = apart
+    if before is not None:
+        found["before_us"] = lambda: before(c, a, b, out=out, **factors)
+    return found, c
 
 
 def difference(one: Callable[[], Any], other: Callable[[], Any], c: Any, kept: Any) -> float:
@@ -171,7 +177,7 @@ def difference(one: Callable[[], Any], other: Callable[[], Any], c: Any, kept: A
     return float((results[0] - results[1]).abs().max() / results[1].abs().max().clamp(min=1e-9))
 
 
-def measure(problem: Drawn, rounds: int, evict: Any) -> dict[str, Any]:
+def measure(problem: Drawn, rounds: int, evict: Any, before: Callable[..., Any] | None = None) -> dict[str, Any]:
     """One row of the table, without what is the same in all."""
     import torch
 
@@ -179,7 +185,7 @@ def measure(problem: Drawn, rounds: int, evict: Any) -> dict[str, Any]:
 
     torch.manual_seed(0)
     row: dict[str, Any] = {name: getattr(problem, name) for name in Drawn.__dataclass_fields__}
-    (calls, c), notes, graphs = calls_of(problem), [], {}
+    (calls, c), notes, graphs = calls_of(problem, before), [], {}
     kept = c.clone()
     for name, call in calls.items():
         try:
@@ -192,6 +198,7 @@ def measure(problem: Drawn, rounds: int, evict: Any) -> dict[str, Any]:
     medians = {name: statistics.median(us) for name, us in times_us(graphs, rounds, evict, "reading").items()}
     row |= {name: round(us, 2) for name, us in medians.items()}
     mine = medians.pop("us", None)
+    medians.pop("before_us", None)
     if mine is not None:
         row |= {"gbps": round(problem.least_bytes / mine * 1e-3, 1), "tflops": round(problem.flop / mine * 1e-6, 1)}
         if medians:
@@ -205,9 +212,12 @@ def measure(problem: Drawn, rounds: int, evict: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    given = drawing(__doc__, 128, 7).parse_args()
-    evict = evicting()
-    rows = measured(given, FIELDS, drawn(given.seed, given.count), lambda problem: measure(problem, given.rounds, evict))  # fmt: skip
+    parser = drawing(__doc__, 128, 7)
+    parser.add_argument("--before", help="a module whose addmm is timed beside")
+    given = parser.parse_args()
+    evict, before = evicting(), importlib.import_module(given.before).addmm if given.before else None
+    problems = drawn(given.seed, given.count)
+    rows = measured(given, FIELDS, problems, lambda problem: measure(problem, given.rounds, evict, before))
     print(geometric_summary([row["speedup"] for row in rows if "speedup" in row]))
 
 

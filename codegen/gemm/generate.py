@@ -6,7 +6,7 @@ import textwrap
 from dataclasses import dataclass
 
 from tilecast.codegen.render import render
-from tilecast.model.gemm.families import writable
+from tilecast.model.gemm.families import column_pieces, consumer_warps, writable
 from tilecast.model.gemm.forecast import GemmPrediction, forecast_gemm
 from tilecast.model.gemm.variant import GemmVariant, gemm_variant_text
 from tilecast.model.gemm.workload import Gemm
@@ -18,6 +18,10 @@ from tilecast.model.machine.machine import Machine
 TARGETS = {"gemm_hopper": ("sm_90a",), "gemm_blackwell": ("sm_100a", "sm_103a"), "gemm_triton": ("sm_80", "sm_90a", "sm_100a", "sm_103a")}  # fmt: skip
 #: How often a program looks whether the others have come to a meeting, about 0.6 us each.
 LOOKS = 16
+#: k-steps at most whose copies all warps wait for the order of, about 100 cycles each.
+EARLY_STEPS = 4
+#: And boxes of C.
+EARLY_BOXES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,12 @@ class GemmKernel:
     registers: int = 232
     #: How often a program looks at most whether the others have come.
     looks: int = LOOKS
+    #: Whether the two warpgroups that multiply a tile are one role (Hopper).
+    joined: bool = False
+    #: Warps of a role that multiplies (Hopper).
+    role_warps: int = 4
+    #: Whether first copies are ordered before the roles start (Hopper).
+    early: bool = True
 
     @property
     def merged(self) -> int:
@@ -78,7 +88,7 @@ class GemmKernel:
         """Rows of a tile that one product has: those of a warpgroup, or of a tile that no power of two of rows has 64."""
         if self.tile_m & self.tile_m - 1:
             return 64
-        return self.tile_m if self.turns else self.tile_m // 2
+        return self.tile_m if self.turns or self.joined else self.tile_m // 2
 
     @property
     def pieces(self) -> int:
@@ -91,36 +101,24 @@ class GemmKernel:
         return self.pieces if self.turns else 1
 
     @property
-    def sums(self) -> str:
-        """Names of a warpgroup's sums, with commas between."""
-        return ", ".join(f"sums{i}" for i in range(self.own_pieces)) if self.own_pieces > 1 else "sums"
+    def widths(self) -> tuple[int, ...]:
+        """Columns of the products that a row piece of a k-step is: Triton's tensors have powers of two of them."""
+        return column_pieces(self.tile_n)
 
     @property
-    def sums_begun(self) -> str:
-        """The sums while a product adds to them."""
-        return ", ".join(f"warpgroup_mma_init(sums{i})" for i in range(self.own_pieces))
+    def products(self) -> int:
+        """Products of a k-step that a role issues."""
+        return self.own_pieces * len(self.widths)
 
     @property
-    def zeros(self) -> str:
-        """What sums begin with."""
-        return ", ".join(["zero"] * self.own_pieces)
+    def product_columns(self) -> tuple[int, ...]:
+        """Columns of each of these."""
+        return self.widths if self.own_pieces == 1 else (self.tile_n,) * self.own_pieces
 
     @property
-    def part_of_piece(self) -> str:
-        """A range of columns of the sums of one of a warpgroup's pieces."""
-        cut = "columns_of({}, part, part_layout)" if self.c_parts > 1 else "{}"
-        found = cut.format(f"sums{self.own_pieces - 1}")
-        for piece in reversed(range(self.own_pieces - 1)):
-            found = f"{cut.format(f'sums{piece}')} if piece == {piece} else {found}"
-        return found
-
-    @property
-    def write_box(self) -> str:
-        """The call that makes D of a box of a warpgroup's products."""
-        piece = "piece" if self.own_pieces > 1 else "0" if self.turns else "g"
-        return (
-            f"write_box(products, row_c, c, d, slots, problem, turn, part, {piece}, part_layout, ADD_C, BOXES, SCALED)"
-        )
+    def first_parts(self) -> int:
+        """Boxes of C and D that lie in the columns of a piece's first product."""
+        return self.widths[0] * self.c_parts // self.tile_n
 
     @property
     def box_of_turn(self) -> str:
@@ -128,6 +126,30 @@ class GemmKernel:
         if self.own_pieces > 1:
             return f"({self.own_turn} * C_PARTS + part) * PIECES + piece"
         return f"{self.own_turn} * C_PARTS + part"
+
+    @property
+    def early_steps(self) -> int:
+        """k-steps that are ordered before the roles start (Hopper): the warp that copies orders more as fast, and where programs meet at k-steps that
+        is at the first too."""
+        return min(self.stages, EARLY_STEPS) if self.early and not self.in_step else 0
+
+    @property
+    def early_boxes(self) -> int:
+        """Boxes of C of a program's first tile that are ordered as early, of those that have slots."""
+        if not self.early:
+            return 0
+        return min(EARLY_BOXES, self.c_parts * self.pieces, self.slots * (1 if self.turns or self.joined else 2))
+
+    @property
+    def launch_registers(self) -> int:
+        """Registers of a thread at launch (Hopper): so many that, shared out anew, those of warps that copy have 24.  With more left the compiler
+        gives some to these, which not all four warps of theirs take part in, and the launch fails."""
+        return 128 if self.joined and self.role_warps == 4 else 168
+
+    @property
+    def first_size(self) -> int:
+        """Which argument of the kernel is the first size (Hopper): before it are descriptors, and counters of programs that meet."""
+        return 4 + (len(self.widths) > 1) + (self.in_step > 0)
 
     @property
     def slots(self) -> int:
@@ -140,13 +162,11 @@ class GemmKernel:
         return self.family == "gemm_hopper"
 
     @property
-    def halvings(self) -> int:
-        """How often the columns of a tile are halved to get a part of them."""
-        return self.c_parts.bit_length() - 1
-
-    @property
     def role_text(self) -> str:
-        """What a warpgroup of the Hopper kernel does."""
+        """What a role that multiplies does in the Hopper kernel."""
+        if self.joined:
+            who = "Both warpgroups, a half of the rows each" if self.role_warps == 8 else "The warpgroup"
+            return f"{who}: products of every tile, then its D."
         if self.turns:
             return "Every second tile: its products while the other warpgroup writes, then its D."
         return "PIECE_M rows of every tile: products, then D."
@@ -159,7 +179,7 @@ class GemmKernel:
     @property
     def first_slot(self) -> str:
         """Where a warpgroup's slots begin, as the start of a sum."""
-        if not self._two_rings:
+        if not self._two_rings or self.joined:
             return ""
         return f"{'turn % 2' if self.turns else 'piece'} * SLOTS + "
 
@@ -200,7 +220,8 @@ def context(variant: GemmVariant, gemm: Gemm, parted: bool = False) -> GemmKerne
         tile_k=variant.tile_k, stages=variant.stages, group_m=variant.group_m,
         c_bytes=4 if parted else max(gemm.c_bytes, gemm.d_bytes),
         accumulators=variant.accumulators, c_stages=variant.c_stages, c_parts=variant.c_parts, warps=variant.warps, in_step=variant.in_step,
-        family=variant.family, parted=parted, parts=variant.parts,
+        family=variant.family, parted=parted, parts=variant.parts, joined=bool(variant.joined),
+        role_warps=consumer_warps(variant), early=bool(variant.early),
     )  # fmt: skip
 
 
@@ -228,9 +249,13 @@ def _description(v: GemmVariant) -> str:
     elif v.accumulators == 2:
         how = f"{copies} Two warpgroups take turns: one multiplies a tile while the other adds C to its last one and rounds."
     else:
-        how = f"{copies} Two warpgroups multiply halves of a tile, add C and round; copies run ahead meanwhile."
+        who = "Two warpgroups multiply halves of a tile" + (" by the same code" if v.joined else "")
+        if consumer_warps(v) == 4 and v.joined:
+            who = "A warpgroup multiplies a tile"
+        verbs = "adds C and rounds" if who.startswith("A ") else "add C and round"
+        how = f"{copies} {who}, {verbs}; copies run ahead meanwhile."
     tail = (
-        f"Programs stay and take every n-th tile, {v.group_m} rows of tiles column by column"
+        f"Programs stay and take every n-th tile, {v.group_m or 'all'} rows of tiles column by column"
         + (
             ", and wait for each other, but not for long, so that they ask L2 for the same lines together."
             if v.in_step

@@ -1,12 +1,12 @@
 """How a product of whole tiles runs on Hopper: which kernel, in how many parts of k, from copies of which of A and B.
 
 It goes by times that were measured, on an H100 for 126 problems (h100_gemm_choice.csv) and on an H200 by parts of k (h200_gemm_by_parts.csv), whose
-SMs and L2 are the same; never by the simulator (docs/gemm.md).
+SMs and L2 are the same; never by the simulator (docs/gemm.md).  205 problems on an H200 that no term was fitted to (h200_gemm_first_copies.csv,
+h200_gemm_few_waves.csv) said which tiles are kept for few waves.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterable
@@ -86,7 +86,6 @@ def product_us(
     return max(waves * steps * pace + epilogue, memory) + merged * (_MERGE_US + parts * _PART_US)
 
 
-@functools.lru_cache(maxsize=1 << 12)
 def choose(
     kernels: tuple[Tiles, ...], parted: Tiles | None, m: int, n: int, k: int, starts: tuple[tuple[int, int], tuple[int, int]],
     c_bytes: int, sms: int, merged: bool = False,

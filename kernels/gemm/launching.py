@@ -173,5 +173,7 @@ def _plan(
     factor, other = (i for i, argument in enumerate(arguments) if isinstance(argument, float))
     takes = {0: 0, 1: 1, 2: 2, 3: 3, factor: 4, other: 5}
     takes.update({4 + i: 6 + i for i in range(len(more))})
+    if hasattr(arguments[4], "base"):
+        takes[4] = 1  # columns of B beyond those of a tile's first product
     follows = bool(beside & FOLLOWS)
     return compiled_starter(module.multiply, module.OPTIONS, grid, arguments, takes, 6 + len(more), follows)

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 from torch.utils.flop_counter import register_flop_formula
 
 from tilecast.kernels import registry
 from tilecast.kernels.again import Memory, key_of
 from tilecast.kernels.errors import AttentionError, UnsupportedError
-from tilecast.kernels.gemm.choice import Tiles, choose, tiles_of
+from tilecast.kernels.gemm.choice import Choice, Tiles, choose, tiles_of
 from tilecast.kernels.gemm.launching import copier, gemm_launcher, parted_launcher
 from tilecast.kernels.gemm.registry import (
     FEW,
@@ -36,8 +38,8 @@ _tensor, _empty_strided = torch.Tensor, torch.empty_strided
 _memory = Memory()
 _INPUTS = (torch.bfloat16, torch.float16)
 _OUTPUTS = (*_INPUTS, torch.float32)
-#: (device index, bytes of an element of C, k) -> (any strides, (launches of which any may run), their `Tiles`, SMs, `_shared`)
-_known: dict[Any, tuple[bool, tuple[Any, ...], tuple[Tiles, ...], int, dict[str, Any]]] = {}
+#: (device index, bytes of an element of C, k) -> (any strides, (launches of which any may run), which of them (`_chooser`), SMs, `_shared`)
+_known: dict[Any, tuple[bool, tuple[Any, ...], Callable[..., Choice], int, dict[str, Any]]] = {}
 #: Rows, or columns, up to which a product is one of few.
 _FEW = 32
 #: The kernel that copies A and B, bytes of a line of L2, and of rows from which on those of a copy start at whole ones.
@@ -73,10 +75,11 @@ def addmm(
     no shipped kernel does.
     """
     key = None
-    if out is None and type(c) is type(a) is type(b) is _tensor:
-        key = key_of((c, a, b), (beta, beta.__class__, alpha, alpha.__class__))
+    if type(c) is type(a) is type(b) is _tensor and (out is None or type(out) is _tensor):
+        settings = (beta, beta.__class__, alpha, alpha.__class__, out is c)
+        key = key_of((c, a, b) if out is None else (c, a, b, out), settings)
         if key is not None and (known := _memory.find(key)) is not None:
-            return known(c, a, b)
+            return known(c, a, b, out)
     check(c, a, b)
     alpha, beta = _number("alpha", alpha), _number("beta", beta)
     shape = (a.shape[0], b.shape[1])
@@ -89,7 +92,7 @@ def addmm(
         out = _empty(c, a, b)
         again = _compute(c, a, b, beta, alpha, out)
         if again is not None:
-            _memory.remember(key, again())
+            _memory.remember(key, again(False))
         return out
     if not isinstance(out, torch.Tensor) or out.shape != shape or out.dtype != c.dtype or out.device != a.device:
         got = f"{out.dtype} {tuple(out.shape)} on {out.device}" if isinstance(out, torch.Tensor) else type(out).__name__
@@ -98,10 +101,19 @@ def addmm(
         raise AddmmError("out: expected a tensor whose elements lie apart, got an expanded one: clone it")
     if torch.is_grad_enabled() and any(x.requires_grad for x in (c, a, b, out)):
         raise AddmmError("out: a call that writes into a tensor has no gradients, and one of the tensors requires one: leave out= away, or use torch.no_grad()")  # fmt: skip
-    if out is c:
+    if c.shape != shape:
+        c = c.expand(shape)
+    if key is not None and not out.is_inference():
+        again = _compute(c, a, b, beta, alpha, out)
+        increment_version(
+            out
+        )  # as the dispatcher does: what has kept it for a backward pass must see that it has changed
+        if again is not None:
+            _memory.remember(key, again(True))
+    elif out is c:
         _in_place(c, a, b, beta, alpha)
     else:
-        _into(c if c.shape == shape else c.expand(shape), a, b, beta, alpha, out)
+        _into(c, a, b, beta, alpha, out)
     return out
 
 
@@ -139,7 +151,8 @@ def check(c: Any, a: Any, b: Any) -> None:
 def _compute(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> Any:
     """Choose a kernel and launch; ``out`` may be ``c``, which is of the shape of the result.
 
-    Returns what gives the call of tensors like these into a new one, (c, a, b) -> out; None where nothing was launched.
+    Returns what gives the call of tensors like these, (whether into ``out``, else into a new one) -> (c, a, b, out) -> out; None where that
+    call has more to do than to launch.
     """
     if out.numel() == 0:
         return None
@@ -153,10 +166,11 @@ def _compute(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> Any
     kernels = _known.get(key)
     if kernels is None:
         kernels = _known[key] = _find(capability, *key)
-    if out.stride(0) == 1 != out.stride(1):
-        # By columns: then its transpose, of which kernels write rows, is a product of the same sums.
+    by_columns = out.stride(0) == 1 != out.stride(1)
+    if by_columns:
+        # Then its transpose, of which kernels write rows, is a product of the same sums.
         a, b, c, out = b.t(), a.t(), c.t(), out.t()
-    any_strides, launches, tiles, sms, shared = kernels
+    any_strides, launches, chosen, sms, shared = kernels
     few = min(out.shape)
     use = ONE if few == 1 else FEW if few <= _FEW else ""
     if use in shared:
@@ -172,59 +186,72 @@ def _compute(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> Any
         parts = parts_of(PACES[use], tile, out.shape[0], out.shape[1], a.shape[1], sms)
         launch = functools.partial(parted, parts=parts) if parts > 1 else whole
         launch(*given, c if beta else None, out, alpha, beta)
-        return _again(launch, turned, alpha, beta) if given[0] is a and given[1] is b else None
+        return _again(launch, turned != by_columns, alpha, beta, out) if given[0] is a and given[1] is b else None
     if any_strides:
         launch, copied = launches[0], False
         launch(a, b, c if beta else None, out, alpha, beta)
     else:
-        _, parted, sums = shared.get(PARTS, (None, None, None))
+        _, parted, _ = shared.get(PARTS, (None, None, None))
         # A launch that makes D of sums brings a C and a D that lie anyhow to their places faster than warpgroups do, from what L2 holds, and a whole
         # C beside a long k from the memory too; a row, a column or a number for C is no work.
         whole = bool(beta) and 0 not in c.stride()
         anyhow = not _boxes(out) or (whole and not _boxes(c))
         most = _MOST_SUMS_OF_C if whole and a.shape[1] >= _SUMS_K else _MOST_SUMS
-        choice = choose(
-            tiles, Tiles(sums[0], sums[1], False) if sums else None, out.shape[0], out.shape[1], a.shape[1], (_starts(a), _starts(b)), key[1], sms,
-            sums is not None and anyhow and out.numel() <= most,
-        )  # fmt: skip
+        merged = parted is not None and anyhow and out.numel() <= most
+        choice = chosen(out.shape[0], out.shape[1], (_starts(a), _starts(b)), merged)
         # By columns where they are the shorter step: a copy that turns a matrix over takes longer.
         given = _copied((a, b), choice.copies, tuple(0 < x.stride(0) < x.stride(1) for x in (a, b)), key[0])
         copied = True in choice.copies
         launch = launches[choice.kernel] if choice.kernel >= 0 else functools.partial(parted, parts=choice.parts)
         launch(*given, c if beta else None, out, alpha, beta, follows=choice.early)
         if choice.kernel < 0:
-            return None if copied else _again(launch, False, alpha, beta)
+            return None if copied else _again(launch, by_columns, alpha, beta, out)
     if copied or not hasattr(launch, "started"):
         return None
-    return functools.partial(_known_call, launch, (a, b, c if beta else None, out, alpha, beta))
+    return _known_call(launch, (a, b, c if beta else None, out, alpha, beta), by_columns)
 
 
-def _again(launch: Any, turned: bool, alpha: float, beta: float) -> Any:
-    """As `_known_call` of a launch that keeps its plans itself, of the transposed product where ``turned``."""
+def _again(launch: Any, turned: bool, alpha: float, beta: float, out: Any) -> Any:
+    """As `_known_call` of a launch that keeps its plans itself."""
 
-    def known(c: Any, a: Any, b: Any) -> Any:
-        out = _empty(c, a, b)
+    def start(a: Any, b: Any, c: Any, out: Any) -> None:
+        launch(a, b, c, out, alpha, beta)
+
+    return functools.partial(_calls, start, turned, beta, _maker(out, turned))
+
+
+def _known_call(launch: Any, arguments: tuple[Any, ...], turned: bool) -> Any:
+    """(whether into ``out``) -> the call of tensors like these, of the transposed product where ``turned``, whose C may have to be expanded; it
+    keeps none."""
+    return lambda into: _calls(launch.started(*arguments), turned, arguments[-1], _maker(arguments[3], turned), into)
+
+
+def _maker(out: Any, turned: bool) -> Any:
+    """() -> a new tensor like ``out``, or where it is ``turned`` like its transpose."""
+    shape = tuple(out.t().shape if turned else out.shape)
+    return functools.partial(_empty_strided, shape, (shape[1], 1), dtype=out.dtype, device=out.device)
+
+
+def _calls(start: Any, turned: bool, beta: float, made: Any, into: bool) -> Any:
+    """(c, a, b, out) -> out, or a new one."""
+
+    def given(c: Any, a: Any, b: Any, out: Any) -> Any:
         added = (c if c.shape == out.shape else c.expand(out.shape)) if beta else None
         if turned:
-            launch(b.t(), a.t(), None if added is None else added.t(), out.t(), alpha, beta)
+            start(b.t(), a.t(), None if added is None else added.t(), out.t())
         else:
-            launch(a, b, added, out, alpha, beta)
+            start(a, b, added, out)
         return out
 
-    return lambda: known
+    def new(c: Any, a: Any, b: Any, _: Any) -> Any:
+        return given(c, a, b, made())
 
-
-def _known_call(launch: Any, arguments: tuple[Any, ...]) -> Any:
-    """The call of tensors like these into a new one, whose C may have to be expanded; it keeps none."""
-    start, (_, _, _, out, _, beta) = launch.started(*arguments), arguments
-    shape, strides, dtype, device = tuple(out.shape), out.stride(), out.dtype, out.device
-
-    def known(c: Any, a: Any, b: Any) -> Any:
-        out = _empty_strided(shape, strides, dtype=dtype, device=device)
-        start(a, b, (c if c.shape == shape else c.expand(shape)) if beta else None, out)
+    def changed(c: Any, a: Any, b: Any, out: Any) -> Any:
+        given(c, a, b, out)
+        increment_version(out)
         return out
 
-    return known
+    return changed if into else new
 
 
 def _in_vectors(a: Any, b: Any, device: int) -> tuple[Any, Any]:
@@ -287,16 +314,31 @@ def _copier(device: int) -> Any:
     return on_device(copier(importlib.import_module(f"{registry.PACKAGE}.{_COPY}")), device)
 
 
+def _chooser(
+    tiles: tuple[Tiles, ...], sums: tuple[int, int] | None, k: int, c_bytes: int, sms: int
+) -> Callable[..., Choice]:
+    """(m, n, starts, merged) -> `choose` of what is the same for a k, kept: to look it up costs less than to hash all kernels."""
+    parted = Tiles(*sums, False) if sums else None
+
+    @functools.lru_cache(maxsize=1 << 10)
+    def chosen(m: int, n: int, starts: tuple[tuple[int, int], tuple[int, int]], merged: bool) -> Choice:
+        return choose(tiles, parted, m, n, k, starts, c_bytes, sms, merged)
+
+    return chosen
+
+
 def _find(
     capability: tuple[int, int], device: int, c_bytes: int, k: int
-) -> tuple[bool, tuple[Any, ...], tuple[Tiles, ...], int, dict[str, Any]]:
+) -> tuple[bool, tuple[Any, ...], Callable[..., Choice], int, dict[str, Any]]:
     """The best kernels of a problem met for the first time, imported; AddmmUnsupportedError where there is none."""
     gpu, sms = _device(device)
     some = together(capability, c_bytes, k, gpu=gpu)
     if not some:
         raise AddmmUnsupportedError(f"addmm: no shipped kernel runs on compute capability {capability[0]}.{capability[1]}; use torch.addmm")  # fmt: skip
     launches, any_strides = tuple(on_device(_launcher(e), device) for e in some), some[0].any_strides
-    return any_strides, launches, tiles_of(some), sms, _shared(capability, device, c_bytes, k, any_strides)
+    shared = _shared(capability, device, c_bytes, k, any_strides)
+    sums = shared[PARTS][2] if PARTS in shared else None
+    return any_strides, launches, _chooser(tiles_of(some), sums, k, c_bytes, sms), sms, shared
 
 
 def _shared(capability: tuple[int, int], device: int, c_bytes: int, k: int, portable: bool) -> dict[str, Any]:

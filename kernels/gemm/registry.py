@@ -11,7 +11,7 @@ The index is a JSON list, one object per kernel module, written by the generator
      "gpu": "H100",                   optional: for devices whose name has it; "": any
      "tile": [192, 128],              optional: rows and columns of its tiles of D
      "accumulators": 2,               optional: 2 where an epilogue runs beside the next tile's products
-     "use": "few",                    optional: "one" and "one, by columns" for products of one row, "few" for few rows, "small" for few tiles, "parts" for those that leave SMs idle
+     "use": "few",                    optional: "one" and "one, by columns" for products of one row, "few" for few rows, "small" for few tiles (there may be several), "parts" for those that leave SMs idle
      "preference": 10}                higher wins
 
 Among kernels of one preference that tell their tiles the one that ends first runs (`choice`), the first of the index among about equals:
@@ -105,11 +105,18 @@ def sharing(
     capability: tuple[int, int], use: str, c_bytes: int = 2, k: int = 1, entries: tuple[GemmEntry, ...] | None = None
 ) -> GemmEntry | None:
     """The kernel kept for ``use`` of a C with elements of ``c_bytes`` and of such a k, None where there is none for a device."""
+    fitting = _fitting(capability, use, c_bytes, k, entries)
+    return max(fitting, key=lambda e: (e.preference, -e.c_bytes), default=None)
+
+
+def _fitting(
+    capability: tuple[int, int], use: str, c_bytes: int, k: int, entries: tuple[GemmEntry, ...] | None
+) -> list[GemmEntry]:
+    """All that are kept for ``use``, in the order of the index."""
     known = shipped_gemm() if entries is None else entries
-    fitting = [
+    return [
         e for e in known if e.use == use and e.runs_on(capability) and c_bytes <= e.c_bytes and e.k_min <= k <= e.k_max
     ]
-    return max(fitting, key=lambda e: (e.preference, -e.c_bytes), default=None)
 
 
 def candidates(
@@ -130,14 +137,14 @@ def candidates(
 def together(
     capability: tuple[int, int], c_bytes: int, k: int, entries: tuple[GemmEntry, ...] | None = None, gpu: str = ""
 ) -> tuple[GemmEntry, ...]:
-    """Kernels of which any may run a product of whole tiles, by how long each takes: the one kept for few tiles, then the best that tell their
+    """Kernels of which any may run a product of whole tiles, by how long each takes: those kept for few tiles, then the best that tell their
     tiles; where the best one tells none, that alone."""
     found = candidates(capability, c_bytes, k, entries, gpu)
     if not found or found[0].tile is None:
         return found[:1]
     same = [e for e in found if (e.preference, e.c_bytes) == (found[0].preference, found[0].c_bytes)]
-    few = sharing(capability, SMALL, c_bytes, k, entries)
-    return tuple(e for e in (few, *same) if e is not None)
+    few = [e for e in _fitting(capability, SMALL, c_bytes, k, entries) if e.c_bytes == found[0].c_bytes]
+    return (*few, *same)
 
 
 @functools.cache

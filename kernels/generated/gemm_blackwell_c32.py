@@ -33,6 +33,10 @@ TILE_K = gl.constexpr(64)  # of a k-step
 STAGES = gl.constexpr(3)  # k-steps of A and B in flight
 PIECE_M = gl.constexpr(128)  # rows of a box of A, C and D
 PIECES = gl.constexpr(1)  # of a tile
+FIRST_N = TILE_N  # columns of a box of B
+EARLY = gl.constexpr(0)  # k-steps that are ordered before the roles start
+EARLY_C = gl.constexpr(0)  # and boxes of C
+PARTED = gl.constexpr(False)  # whether D has the sums of one part of k below those of the other
 ACCUMULATORS = gl.constexpr(2)  # tiles of sums in tensor memory
 SLOTS = gl.constexpr(8)  # of C and D
 GROUP_M = gl.constexpr(8)  # rows of tiles that are walked column by column
@@ -52,7 +56,7 @@ def barriers(SLOTS: gl.constexpr, ARRIVALS: gl.constexpr):
 
 # One launch: sizes in tiles, factors.  Tiles of A and B on their way: number n lies in slot n % STAGES; a lap flips the phase
 # of the barriers.  Slots hold PART_N columns of C on their way in, then those of D on their way out: full, written, empty.
-Problem = namedtuple("Problem", "rows columns steps m n c_row c_column d_row d_column alpha beta")
+Problem = namedtuple("Problem", "rows columns steps waves last part_rows m n c_row c_column d_row d_column alpha beta")
 Ring = namedtuple("Ring", "a b full empty")
 Slots = namedtuple("Slots", "tiles full written empty")
 
@@ -60,52 +64,77 @@ Slots = namedtuple("Slots", "tiles full written empty")
 # -- work --------------------------------------------------------------------------------------------------------------
 @gluon.jit
 def tile_count(problem):
-    """Tiles of this program, which takes every n-th of n programs."""
-    return (problem.rows * problem.columns - gl.program_id(0) + gl.num_programs(0) - 1) // gl.num_programs(0)
+    """Tiles of this program: one of each wave, but for the last wave of as many programs as have one there."""
+    return problem.waves - gl.where(gl.program_id(0) < problem.last, 0, 1)
 
 
 @gluon.jit
 def tile_at(problem, turn):
     """(first row, first column) of the turn-th tile: GROUP_M rows of tiles column by column, so that B stays in L2."""
     number = gl.program_id(0) + turn * gl.num_programs(0)
-    first = number // (GROUP_M * problem.columns) * GROUP_M
-    rows = gl.minimum(problem.rows - first, GROUP_M)
-    place = number - first * problem.columns
-    return (first + place % rows) * TILE_M, place // rows * TILE_N
+    if GROUP_M == 0:  # few tiles: with one division
+        column = number // problem.rows
+        return (number - column * problem.rows) * TILE_M, column * TILE_N
+    else:
+        first = number // (GROUP_M * problem.columns) * GROUP_M
+        rows = gl.minimum(problem.rows - first, GROUP_M)
+        place = number - first * problem.columns
+        return (first + place % rows) * TILE_M, place // rows * TILE_N
+
+
+@gluon.jit
+def first_step(problem, row):
+    """(row of A, first k-step) of a tile at a row of D: where k is parted D has rows of one part after the other's."""
+    part = row // problem.part_rows if PARTED else 0
+    return row - part * problem.part_rows, part * problem.steps
 
 
 # -- the warps that copy -----------------------------------------------------------------------------------------------
 @gluon.jit
+def copy_step(a_desc, b_desc, a, b, full, row, column, step, slot, A_ROWS: gl.constexpr, B_ROWS: gl.constexpr):
+    """Orders a k-step of A and B of the tile at (row, column) into a slot."""
+    there, k = full.index(slot), step * TILE_K
+    mbarrier.expect(there, PIECES * a_desc.block_type.nbytes + b_desc.block_type.nbytes)
+    for piece in gl.static_range(PIECES):
+        first = row + piece * PIECE_M
+        copy_tile(a_desc, [first, k] if A_ROWS else [k, first], there, a.index(slot * PIECES + piece))
+    copy_tile(b_desc, [k, column] if B_ROWS else [column, k], there, b.index(slot))
+
+
+@gluon.jit
 def load_role(a_desc, b_desc, ring, problem, A_ROWS: gl.constexpr, B_ROWS: gl.constexpr):
-    """Copies tiles of A and B, k-step by k-step, once their slots are free."""
-    n = 0
+    """Copies tiles of A and B, k-step by k-step, once their slots are free; EARLY of them are on their way."""
     for turn in range(tile_count(problem)):
         row, column = tile_at(problem, turn)
-        for step in range(problem.steps):
-            slot = n % STAGES
-            full = ring.full.index(slot)
-            mbarrier.wait(ring.empty.index(slot), n // STAGES & 1 ^ 1)
-            mbarrier.expect(full, PIECES * a_desc.block_type.nbytes + b_desc.block_type.nbytes)
-            k = step * TILE_K
-            for piece in gl.static_range(PIECES):
-                first = row + piece * PIECE_M
-                copy_tile(a_desc, [first, k] if A_ROWS else [k, first], full, ring.a.index(slot * PIECES + piece))
-            copy_tile(b_desc, [k, column] if B_ROWS else [column, k], full, ring.b.index(slot))
-            n += 1
+        row, first = first_step(problem, row)
+        # Of the first tile; a number that the loop changes would be taken for one that it does not.
+        there = gl.where(turn == 0, gl.minimum(problem.steps, EARLY), 0) if EARLY else 0
+        for step in range(there, problem.steps):
+            n = turn * problem.steps + step
+            mbarrier.wait(ring.empty.index(n % STAGES), n // STAGES & 1 ^ 1)
+            copy_step(a_desc, b_desc, ring.a, ring.b, ring.full, row, column, first + step, n % STAGES, A_ROWS, B_ROWS)
+
+
+@gluon.jit
+def copy_box(c_desc, slots, row, column, turn, part, piece):
+    """Orders a box of C of the turn-th tile, at (row, column), into its slot."""
+    slot, _ = slot_of(turn, part, piece)
+    full = slots.full.index(slot)
+    mbarrier.expect(full, c_desc.block_type.nbytes)
+    copy_tile(c_desc, [row + piece * PIECE_M, column + part * PART_N], full, slots.tiles.index(slot))
 
 
 @gluon.jit
 def load_c_role(c_desc, slots, problem):
-    """Copies C ahead, once what lay in its slots has been stored."""
+    """Copies C ahead, once what lay in its slots has been stored; EARLY_C boxes of the first tile are on their way."""
     for turn in range(tile_count(problem)):
         row, column = tile_at(problem, turn)
         for part in gl.static_range(C_PARTS):
             for piece in gl.static_range(PIECES):
-                slot, lap = slot_of(turn, part, piece)
-                full = slots.full.index(slot)
-                mbarrier.wait(slots.empty.index(slot), lap & 1 ^ 1)
-                mbarrier.expect(full, c_desc.block_type.nbytes)
-                copy_tile(c_desc, [row + piece * PIECE_M, column + part * PART_N], full, slots.tiles.index(slot))
+                if part * PIECES + piece >= EARLY_C or turn > 0:
+                    slot, lap = slot_of(turn, part, piece)
+                    mbarrier.wait(slots.empty.index(slot), lap & 1 ^ 1)
+                    copy_box(c_desc, slots, row, column, turn, part, piece)
 
 
 @gluon.jit
@@ -254,16 +283,16 @@ def write_role(sums, c, d, slots, problem, ADD_C: gl.constexpr, BOXES: gl.conste
 
 
 # Sizes vary from call to call: specialised on them, the kernel would be compiled anew for many.
-@gluon.jit(do_not_specialize=range(4, 15))
+@gluon.jit(do_not_specialize=range(4, 18))
 def multiply(
-    a_desc, b_desc, c_desc, d_desc, rows, columns, steps, m, n, c_row, c_column, d_row, d_column, alpha, beta, A_ROWS: gl.constexpr,
+    a_desc, b_desc, c_desc, d_desc, rows, columns, steps, waves, last, part_rows, m, n, c_row, c_column, d_row, d_column, alpha, beta, A_ROWS: gl.constexpr,
     B_ROWS: gl.constexpr, ADD_C: gl.constexpr, BOXES: gl.constexpr, SCALED: gl.constexpr, BESIDE: gl.constexpr,
 ):  # fmt: skip
     """Allocate, set up the barriers, and start the roles.  ADD_C: 1 for C in boxes, 2 for one row of all, 3 for any, 4 for one number; of 2 to 4, and of D with no BOXES, the descriptors are pointers.
 
     BESIDE: 2 where it may begin before the launch before has ended.
     """
-    problem = Problem(rows, columns, steps, m, n, c_row, c_column, d_row, d_column, alpha, beta)
+    problem = Problem(rows, columns, steps, waves, last, part_rows, m, n, c_row, c_column, d_row, d_column, alpha, beta)
     a = gl.allocate_shared_memory(a_desc.dtype, [STAGES] + a_desc.block_type.shape, a_desc.layout)
     b = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout)
     ring = Ring(a, b, barriers(STAGES, 1), barriers(STAGES, 1))
@@ -348,7 +377,7 @@ def plan(a, b, c, d, alpha, beta, sms=None, beside=0):
     c = c if adds else d
     boxes = (
         (a if a_rows else a.t(), [PIECE_M.value, TILE_K.value] if a_rows else [TILE_K.value, PIECE_M.value]),
-        (b if b_rows else b.t(), [TILE_K.value, TILE_N.value] if b_rows else [TILE_N.value, TILE_K.value]),
+        (b if b_rows else b.t(), [TILE_K.value, FIRST_N.value] if b_rows else [FIRST_N.value, TILE_K.value]),
         *((x, [PIECE_M.value, PART_N.value]) for x, box in ((c, add_c == 1), (d, out_boxes)) if box),
     )
     descriptors = [
@@ -358,12 +387,27 @@ def plan(a, b, c, d, alpha, beta, sms=None, beside=0):
     rows, columns = -(-shape[0] // TILE_M.value), -(-shape[1] // TILE_N.value)
     if sms is None:
         sms = triton.runtime.driver.active.utils.get_device_properties(a.device.index)["multiprocessor_count"]
-    sizes = rows, columns, -(-a.shape[1] // TILE_K.value), *shape, *c.stride(), *d.stride(), float(alpha), float(beta)
+    programs = min(rows * columns, sms)
+    waves = -(-rows * columns // programs)
+    steps, rows_of_part = -(-a.shape[1] // TILE_K.value), shape[0]
+    sizes = (
+        rows,
+        columns,
+        steps,
+        waves,
+        rows * columns - (waves - 1) * programs,
+        rows_of_part,
+        *shape,
+        *c.stride(),
+        *d.stride(),
+        float(alpha),
+        float(beta),
+    )
     if add_c != 1:
         descriptors.insert(2, c if add_c or not out_boxes else descriptors[2])
     if not out_boxes:
         descriptors.append(d)
-    return (min(rows * columns, sms), 1, 1), (
+    return (programs, 1, 1), (
         *descriptors,
         *sizes,
         a_rows,

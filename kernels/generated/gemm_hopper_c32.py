@@ -9,7 +9,7 @@ tilecast: regenerate it instead of editing it.
 TILECAST = {
     "tilecast": "0.1.0", "family": "gemm_hopper", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "gemm",
-    "variant": "family=gemm_hopper,tile_m=128,tile_n=128,tile_k=64,stages=5,accumulators=1,c_stages=2,c_parts=2,group_m=8,cta_group=1,warps=8,in_step=0",
+    "variant": "family=gemm_hopper,tile_m=128,tile_n=128,tile_k=64,stages=5,accumulators=1,c_stages=2,c_parts=2,group_m=8,cta_group=1,warps=8,in_step=0,early=1",
     "workload": {"m": 8192, "n": 8192, "k": 256, "dtype": "bf16", "c_dtype": "fp32", "d_dtype": "fp32", "alpha": 1.0, "beta": 1.0, "in_place": False},
 }  # fmt: skip
 
@@ -21,7 +21,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_init, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 # Names in Triton 3.6.
 copy_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
@@ -31,12 +31,20 @@ TILE_M = gl.constexpr(128)  # rows of a tile of D
 TILE_N = gl.constexpr(128)  # and its columns
 TILE_K = gl.constexpr(64)  # of a k-step
 STAGES = gl.constexpr(5)  # k-steps of A and B in flight
-PIECE_M = gl.constexpr(64)  # rows of one warpgroup
+EARLY = gl.constexpr(4)  # of which so many are ordered before the roles start
+EARLY_C = gl.constexpr(2)  # boxes of C that are, too
+PIECE_M = gl.constexpr(64)  # rows of a box of A, C and D, and of a product
 PIECES = gl.constexpr(2)  # of a tile
-C_PARTS = gl.constexpr(2)  # boxes that C and D of a warpgroup move in
+OWN_PIECES = gl.constexpr(1)  # of which one role multiplies so many
+FIRST_N = gl.constexpr(128)  # columns of a product; where a tile has more, they are a second one's
+PRODUCTS = gl.constexpr(1)  # that a role issues for a k-step
+TURNS = gl.constexpr(False)  # whether two roles take turns with whole tiles
+C_PARTS = gl.constexpr(2)  # boxes that C and D of a piece move in
 PART_N = gl.constexpr(64)  # and their columns
-SLOTS = gl.constexpr(2)  # of C and D, of each warpgroup
-GROUP_M = gl.constexpr(8)  # rows of tiles that are walked column by column
+FIRST_PARTS = gl.constexpr(2)  # boxes that a first product has the columns of
+SLOTS = gl.constexpr(2)  # of C and D, of each role that multiplies
+GROUP_M = gl.constexpr(8)  # rows of tiles that are walked column by column; 0: all
+PARTED = gl.constexpr(False)  # whether D has the sums of one part of k below those of the other
 OPTIONS = {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True}
 
 
@@ -51,7 +59,7 @@ def barriers(SLOTS: gl.constexpr, ARRIVALS: gl.constexpr):
 
 # One launch: sizes in tiles, factors.  Tiles of A and B on their way: number n lies in slot n % STAGES; a lap flips the phase
 # of the barriers.  Slots hold PART_N columns of C on their way in, then those of D on their way out: full, written, empty.
-Problem = namedtuple("Problem", "rows columns steps m n c_row c_column d_row d_column alpha beta")
+Problem = namedtuple("Problem", "rows columns steps waves last part_rows m n c_row c_column d_row d_column alpha beta")
 Ring = namedtuple("Ring", "a b full empty")
 Slots = namedtuple("Slots", "tiles full written empty")
 
@@ -59,52 +67,77 @@ Slots = namedtuple("Slots", "tiles full written empty")
 # -- work --------------------------------------------------------------------------------------------------------------
 @gluon.jit
 def tile_count(problem):
-    """Tiles of this program, which takes every n-th of n programs."""
-    return (problem.rows * problem.columns - gl.program_id(0) + gl.num_programs(0) - 1) // gl.num_programs(0)
+    """Tiles of this program: one of each wave, but for the last wave of as many programs as have one there."""
+    return problem.waves - gl.where(gl.program_id(0) < problem.last, 0, 1)
 
 
 @gluon.jit
 def tile_at(problem, turn):
     """(first row, first column) of the turn-th tile: GROUP_M rows of tiles column by column, so that B stays in L2."""
     number = gl.program_id(0) + turn * gl.num_programs(0)
-    first = number // (GROUP_M * problem.columns) * GROUP_M
-    rows = gl.minimum(problem.rows - first, GROUP_M)
-    place = number - first * problem.columns
-    return (first + place % rows) * TILE_M, place // rows * TILE_N
+    if GROUP_M == 0:  # few tiles: with one division
+        column = number // problem.rows
+        return (number - column * problem.rows) * TILE_M, column * TILE_N
+    else:
+        first = number // (GROUP_M * problem.columns) * GROUP_M
+        rows = gl.minimum(problem.rows - first, GROUP_M)
+        place = number - first * problem.columns
+        return (first + place % rows) * TILE_M, place // rows * TILE_N
+
+
+@gluon.jit
+def first_step(problem, row):
+    """(row of A, first k-step) of a tile at a row of D: where k is parted D has rows of one part after the other's."""
+    part = row // problem.part_rows if PARTED else 0
+    return row - part * problem.part_rows, part * problem.steps
 
 
 # -- the warps that copy -----------------------------------------------------------------------------------------------
 @gluon.jit
+def copy_step(a_desc, b_desc, a, b, full, row, column, step, slot, A_ROWS: gl.constexpr, B_ROWS: gl.constexpr):
+    """Orders a k-step of A and B of the tile at (row, column) into a slot."""
+    there, k = full.index(slot), step * TILE_K
+    mbarrier.expect(there, PIECES * a_desc.block_type.nbytes + b_desc.block_type.nbytes)
+    for piece in gl.static_range(PIECES):
+        first = row + piece * PIECE_M
+        copy_tile(a_desc, [first, k] if A_ROWS else [k, first], there, a.index(slot * PIECES + piece))
+    copy_tile(b_desc, [k, column] if B_ROWS else [column, k], there, b.index(slot))
+
+
+@gluon.jit
 def load_role(a_desc, b_desc, ring, problem, A_ROWS: gl.constexpr, B_ROWS: gl.constexpr):
-    """Copies tiles of A and B, k-step by k-step, once their slots are free."""
-    n = 0
+    """Copies tiles of A and B, k-step by k-step, once their slots are free; EARLY of them are on their way."""
     for turn in range(tile_count(problem)):
         row, column = tile_at(problem, turn)
-        for step in range(problem.steps):
-            slot = n % STAGES
-            full = ring.full.index(slot)
-            mbarrier.wait(ring.empty.index(slot), n // STAGES & 1 ^ 1)
-            mbarrier.expect(full, PIECES * a_desc.block_type.nbytes + b_desc.block_type.nbytes)
-            k = step * TILE_K
-            for piece in gl.static_range(PIECES):
-                first = row + piece * PIECE_M
-                copy_tile(a_desc, [first, k] if A_ROWS else [k, first], full, ring.a.index(slot * PIECES + piece))
-            copy_tile(b_desc, [k, column] if B_ROWS else [column, k], full, ring.b.index(slot))
-            n += 1
+        row, first = first_step(problem, row)
+        # Of the first tile; a number that the loop changes would be taken for one that it does not.
+        there = gl.where(turn == 0, gl.minimum(problem.steps, EARLY), 0) if EARLY else 0
+        for step in range(there, problem.steps):
+            n = turn * problem.steps + step
+            mbarrier.wait(ring.empty.index(n % STAGES), n // STAGES & 1 ^ 1)
+            copy_step(a_desc, b_desc, ring.a, ring.b, ring.full, row, column, first + step, n % STAGES, A_ROWS, B_ROWS)
+
+
+@gluon.jit
+def copy_box(c_desc, slots, row, column, turn, part, piece):
+    """Orders a box of C of the turn-th tile, at (row, column), into its slot."""
+    slot, _ = slot_of(turn, part, piece)
+    full = slots.full.index(slot)
+    mbarrier.expect(full, c_desc.block_type.nbytes)
+    copy_tile(c_desc, [row + piece * PIECE_M, column + part * PART_N], full, slots.tiles.index(slot))
 
 
 @gluon.jit
 def load_c_role(c_desc, slots, problem):
-    """Copies C ahead, once what lay in its slots has been stored."""
+    """Copies C ahead, once what lay in its slots has been stored; EARLY_C boxes of the first tile are on their way."""
     for turn in range(tile_count(problem)):
         row, column = tile_at(problem, turn)
         for part in gl.static_range(C_PARTS):
             for piece in gl.static_range(PIECES):
-                slot, lap = slot_of(turn, part, piece)
-                full = slots.full.index(slot)
-                mbarrier.wait(slots.empty.index(slot), lap & 1 ^ 1)
-                mbarrier.expect(full, c_desc.block_type.nbytes)
-                copy_tile(c_desc, [row + piece * PIECE_M, column + part * PART_N], full, slots.tiles.index(slot))
+                if part * PIECES + piece >= EARLY_C or turn > 0:
+                    slot, lap = slot_of(turn, part, piece)
+                    mbarrier.wait(slots.empty.index(slot), lap & 1 ^ 1)
+                    copy_box(c_desc, slots, row, column, turn, part, piece)
 
 
 @gluon.jit
@@ -200,71 +233,143 @@ def sum_of(products, c, problem, ADD_C: gl.constexpr, SCALED: gl.constexpr):
 
 
 # -- the warpgroups ----------------------------------------------------------------------------------------------------
+# Sums are a tuple: of each product that a role issues for a k-step those of its piece of A, or of its range of the columns of B.
+@gluon.constexpr_function
+def columns_of_product(which):
+    """Columns of such a product."""
+    return (128,)[which]
+
+
+@gluon.constexpr_function
+def in_registers(columns):
+    """Which threads of a role have which of its sums."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
+
+
+@gluon.constexpr_function
+def halvings(columns):
+    """How often columns of sums are halved to get those of a box."""
+    return (columns // 64).bit_length() - 1
+
+
 @gluon.jit
-def issue(ring, n, sums, USE_SUMS: gl.constexpr, g: gl.constexpr, A_ROWS: gl.constexpr, B_ROWS: gl.constexpr):
-    """Adds the products of k-step n, once it has landed; asynchronous."""
-    slot = n % STAGES
-    mbarrier.wait(ring.full.index(slot), n // STAGES & 1)
-    a, b = ring.a.index(slot * PIECES + g), ring.b.index(slot)
+def zeros():
+    """What the sums of a role begin with."""
+    sums = ()
+    for which in gl.static_range(PRODUCTS):
+        sums = sums + (
+            gl.zeros([PIECE_M, columns_of_product(which)], gl.float32, layout=in_registers(columns_of_product(which))),
+        )
+    return sums
+
+
+@gluon.jit
+def multiplied(a, b, sums, USE_SUMS: gl.constexpr, A_ROWS: gl.constexpr, B_ROWS: gl.constexpr):
+    """Adds the product of a piece of A with columns of B; asynchronous."""
     a = a if A_ROWS else a.permute((1, 0))
     b = b if B_ROWS else b.permute((1, 0))
     return warpgroup_mma(a, b, sums, use_acc=USE_SUMS, is_async=True)
 
 
 @gluon.jit
-def columns_of(sums, PART: gl.constexpr, layout: gl.constexpr):
-    """The PART-th of C_PARTS ranges of columns; which registers hold it."""
-    for level in gl.static_range(1):
+def issue(ring, n, sums, first: gl.constexpr, USE_SUMS: gl.constexpr, A_ROWS: gl.constexpr, B_ROWS: gl.constexpr):
+    """Adds the products of k-step n, once it has landed, of a role's pieces from the `first` on; asynchronous."""
+    slot = n % STAGES
+    mbarrier.wait(ring.full.index(slot), n // STAGES & 1)
+    added = ()
+    for which in gl.static_range(PRODUCTS):
+        a, b = ring.a.index(slot * PIECES + first + which % OWN_PIECES), ring.b.index(slot)
+        added = added + (multiplied(a, b, sums[which], USE_SUMS, A_ROWS, B_ROWS),)
+    return added
+
+
+@gluon.jit
+def done(sums, MORE: gl.constexpr):
+    """The sums once no more than so many products are under way."""
+    found = warpgroup_mma_wait(MORE, deps=sums)
+    return found if PRODUCTS > 1 else (found,)
+
+
+@gluon.jit
+def begun(sums):
+    """The sums while products add to them."""
+    found = ()
+    for which in gl.static_range(PRODUCTS):
+        found = found + (warpgroup_mma_init(sums[which]),)
+    return found
+
+
+@gluon.jit
+def columns_of(sums, part: gl.constexpr, layout: gl.constexpr):
+    """The part-th PART_N columns of a product's sums; which registers hold them."""
+    for level in gl.static_range(halvings(sums.shape[1])):
         halves = gl.reshape(sums, [PIECE_M, 2, sums.shape[1] // 2])
         left, right = gl.split(gl.permute(halves, (0, 2, 1)))
-        sums = right if PART >> 0 - level & 1 else left
+        sums = right if part >> halvings(sums.shape[1]) - 1 & 1 else left
     return gl.convert_layout(sums, layout)
 
 
 @gluon.jit
 def product_role(
-    g: gl.constexpr, ring, c, d, slots, problem, A_ROWS: gl.constexpr, B_ROWS: gl.constexpr, ADD_C: gl.constexpr,
+    g: gl.constexpr, turns, ring, c, d, slots, problem, A_ROWS: gl.constexpr, B_ROWS: gl.constexpr, ADD_C: gl.constexpr,
     BOXES: gl.constexpr, SCALED: gl.constexpr,
 ):  # fmt: skip
     """PIECE_M rows of every tile: products, then D."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE_N, 16])
-    part_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART_N, 16])
-    for turn in range(tile_count(problem)):
+    layout: gl.constexpr = in_registers(PART_N)
+    first: gl.constexpr = 0 if TURNS else g
+    for turn in range(g if TURNS else 0, tile_count(problem), 2 if TURNS else 1):
         n = turn * problem.steps
-        zero = gl.zeros([PIECE_M, TILE_N], gl.float32, layout=layout)
-        sums = issue(ring, n, zero, False, g, A_ROWS, B_ROWS)
+        if TURNS:
+            # Every k-step of the tile before has landed: without that, a wait could take an older lap of the ring for its own.
+            mbarrier.wait(turns.index(g), turn // 2 & 1)
+        sums = issue(ring, n, zeros(), first, False, A_ROWS, B_ROWS)
         for step in range(1, problem.steps):
-            sums = issue(ring, n + step, sums, True, g, A_ROWS, B_ROWS)
+            sums = issue(ring, n + step, sums, first, True, A_ROWS, B_ROWS)
             # The k-step before this one has been multiplied.
-            sums = warpgroup_mma_init(warpgroup_mma_wait(1, deps=[sums]))
+            sums = begun(done(sums, PRODUCTS))
             mbarrier.arrive(ring.empty.index((n + step - 1) % STAGES), count=1)
-        ahead = row_of_c(c, problem, turn, 0, part_layout, ADD_C)
-        sums = warpgroup_mma_wait(0, deps=[sums])
+        if TURNS:
+            mbarrier.arrive(turns.index(1 - g), count=1)
+        ahead = row_of_c(c, problem, turn, 0, layout, ADD_C)
+        sums = done(sums, 0)
         mbarrier.arrive(ring.empty.index((n + problem.steps - 1) % STAGES), count=1)
 
         for part in gl.static_range(C_PARTS):
             row_c = ahead
             if part + 1 < C_PARTS:
-                ahead = row_of_c(c, problem, turn, part + 1, part_layout, ADD_C)
-            products = columns_of(sums, part, part_layout)
-            write_box(products, row_c, c, d, slots, problem, turn, part, g, part_layout, ADD_C, BOXES, SCALED)
+                ahead = row_of_c(c, problem, turn, part + 1, layout, ADD_C)
+            for own in gl.static_range(OWN_PIECES):
+                products = columns_of(sums[own + part // FIRST_PARTS], part % FIRST_PARTS, layout)
+                write_box(products, row_c, c, d, slots, problem, turn, part, first + own, layout, ADD_C, BOXES, SCALED)
 
 
 # Sizes vary from call to call: specialised on them, the kernel would be compiled anew for many.
-@gluon.jit(do_not_specialize=range(4, 15))
+@gluon.jit(do_not_specialize=range(4, 18))
 def multiply(
-    a_desc, b_desc, c_desc, d_desc, rows, columns, steps, m, n, c_row, c_column, d_row, d_column, alpha, beta,
+    a_desc, b_desc, c_desc, d_desc, rows, columns, steps, waves, last, part_rows, m, n, c_row, c_column, d_row, d_column, alpha, beta,
     A_ROWS: gl.constexpr, B_ROWS: gl.constexpr, ADD_C: gl.constexpr, BOXES: gl.constexpr, SCALED: gl.constexpr, BESIDE: gl.constexpr,
 ):  # fmt: skip
     """Allocate, set up the barriers, and start the roles.  ADD_C: 1 for C in boxes, 2 for one row of all, 3 for any, 4 for one number; of 2 to 4, and of D with no BOXES, the descriptors are pointers.
 
-    BESIDE: 2 where it may begin before the launch before has ended.
+    BESIDE: 1 where the launch after this one may begin before it ends, plus 2 where it may begin before the launch before has ended.
     """
-    problem = Problem(rows, columns, steps, m, n, c_row, c_column, d_row, d_column, alpha, beta)
+    if BESIDE % 2 == 1:
+        gdc_launch_dependents()
+    problem = Problem(rows, columns, steps, waves, last, part_rows, m, n, c_row, c_column, d_row, d_column, alpha, beta)
     gl.assume(steps > 0)
+    full = barriers(STAGES, 1)
+    fence_async_shared()
+    if BESIDE >= 2:
+        # A and B may be what the launch before leaves.
+        gdc_wait()
     a = gl.allocate_shared_memory(a_desc.dtype, [STAGES * PIECES] + a_desc.block_type.shape, a_desc.layout)
     b = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout)
-    ring = Ring(a, b, barriers(STAGES, 1), barriers(STAGES, PIECES))
+    # What the first tile begins with is asked for before the roles are on their way.
+    row, column = tile_at(problem, 0)
+    row_a, first = first_step(problem, row)
+    for step in range(gl.minimum(steps, EARLY)):
+        copy_step(a_desc, b_desc, a, b, full, row_a, column, first + step, step, A_ROWS, B_ROWS)
+    ring = Ring(a, b, full, barriers(STAGES, PIECES))
     if BOXES:
         tiles = gl.allocate_shared_memory(d_desc.dtype, [2 * SLOTS] + d_desc.block_type.shape, d_desc.layout)
         full = barriers(2 * SLOTS, 1) if ADD_C == 1 else ring.full
@@ -274,31 +379,37 @@ def multiply(
         wide: gl.constexpr = gl.NVMMASharedLayout(128 if PART_N * bits >= 1024 else 64, bits, 2)
         tiles = gl.allocate_shared_memory(d_desc.dtype.element_ty, [2 * SLOTS, PIECE_M, PART_N], wide)
         slots = Slots(tiles, ring.full, ring.full, ring.full)
+    turns = barriers(2, 1) if TURNS else 0
+    if TURNS:
+        mbarrier.arrive(turns.index(0), count=1)  # the first turn
     fence_async_shared()
-    if BESIDE >= 2:
-        # A and B may be what the launch before leaves.
-        gdc_wait()
+    if ADD_C == 1:
+        for box in gl.static_range(EARLY_C):
+            copy_box(c_desc, slots, row, column, 0, box // PIECES, box % PIECES)
     # The warpgroups have no use for descriptors.
     one_c, one_d = c_desc if ADD_C > 1 else 0, 0 if BOXES else d_desc
     if ADD_C == 1:
         gl.warp_specialize([
-            (product_role, (gl.constexpr(0), ring, one_c, one_d, slots, problem, A_ROWS, B_ROWS, ADD_C, BOXES, SCALED)),
-            (product_role, (gl.constexpr(1), ring, one_c, one_d, slots, problem, A_ROWS, B_ROWS, ADD_C, BOXES, SCALED)),
+            (product_role, (gl.constexpr(0), turns, ring, one_c, one_d, slots, problem, A_ROWS, B_ROWS, ADD_C, BOXES, SCALED)),
+            (product_role, (gl.constexpr(1), turns, ring, one_c, one_d, slots, problem, A_ROWS, B_ROWS, ADD_C, BOXES, SCALED)),
+
             (load_role, (a_desc, b_desc, ring, problem, A_ROWS, B_ROWS)),
             (load_c_role, (c_desc, slots, problem)),
             (store_role, (d_desc, slots, problem)),
         ], [4, 1, 1, 1], [232, 24, 24, 24])  # fmt: skip
     elif BOXES:
         gl.warp_specialize([
-            (product_role, (gl.constexpr(0), ring, one_c, one_d, slots, problem, A_ROWS, B_ROWS, ADD_C, BOXES, SCALED)),
-            (product_role, (gl.constexpr(1), ring, one_c, one_d, slots, problem, A_ROWS, B_ROWS, ADD_C, BOXES, SCALED)),
+            (product_role, (gl.constexpr(0), turns, ring, one_c, one_d, slots, problem, A_ROWS, B_ROWS, ADD_C, BOXES, SCALED)),
+            (product_role, (gl.constexpr(1), turns, ring, one_c, one_d, slots, problem, A_ROWS, B_ROWS, ADD_C, BOXES, SCALED)),
+
             (load_role, (a_desc, b_desc, ring, problem, A_ROWS, B_ROWS)),
             (store_role, (d_desc, slots, problem)),
         ], [4, 1, 1], [232, 24, 24])  # fmt: skip
     else:
         gl.warp_specialize([
-            (product_role, (gl.constexpr(0), ring, one_c, one_d, slots, problem, A_ROWS, B_ROWS, ADD_C, BOXES, SCALED)),
-            (product_role, (gl.constexpr(1), ring, one_c, one_d, slots, problem, A_ROWS, B_ROWS, ADD_C, BOXES, SCALED)),
+            (product_role, (gl.constexpr(0), turns, ring, one_c, one_d, slots, problem, A_ROWS, B_ROWS, ADD_C, BOXES, SCALED)),
+            (product_role, (gl.constexpr(1), turns, ring, one_c, one_d, slots, problem, A_ROWS, B_ROWS, ADD_C, BOXES, SCALED)),
+
             (load_role, (a_desc, b_desc, ring, problem, A_ROWS, B_ROWS)),
         ], [4, 1], [232, 24])  # fmt: skip
 
@@ -343,7 +454,7 @@ def plan(a, b, c, d, alpha, beta, sms=None, beside=0):
     c = c if adds else d
     boxes = (
         (a if a_rows else a.t(), [PIECE_M.value, TILE_K.value] if a_rows else [TILE_K.value, PIECE_M.value]),
-        (b if b_rows else b.t(), [TILE_K.value, TILE_N.value] if b_rows else [TILE_N.value, TILE_K.value]),
+        (b if b_rows else b.t(), [TILE_K.value, FIRST_N.value] if b_rows else [FIRST_N.value, TILE_K.value]),
         *((x, [PIECE_M.value, PART_N.value]) for x, box in ((c, add_c == 1), (d, out_boxes)) if box),
     )
     descriptors = [
@@ -353,12 +464,27 @@ def plan(a, b, c, d, alpha, beta, sms=None, beside=0):
     rows, columns = -(-shape[0] // TILE_M.value), -(-shape[1] // TILE_N.value)
     if sms is None:
         sms = triton.runtime.driver.active.utils.get_device_properties(a.device.index)["multiprocessor_count"]
-    sizes = rows, columns, -(-a.shape[1] // TILE_K.value), *shape, *c.stride(), *d.stride(), float(alpha), float(beta)
+    programs = min(rows * columns, sms)
+    waves = -(-rows * columns // programs)
+    steps, rows_of_part = -(-a.shape[1] // TILE_K.value), shape[0]
+    sizes = (
+        rows,
+        columns,
+        steps,
+        waves,
+        rows * columns - (waves - 1) * programs,
+        rows_of_part,
+        *shape,
+        *c.stride(),
+        *d.stride(),
+        float(alpha),
+        float(beta),
+    )
     if add_c != 1:
         descriptors.insert(2, c if add_c or not out_boxes else descriptors[2])
     if not out_boxes:
         descriptors.append(d)
-    return (min(rows * columns, sms), 1, 1), (
+    return (programs, 1, 1), (
         *descriptors,
         *sizes,
         a_rows,

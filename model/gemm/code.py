@@ -15,7 +15,7 @@ from tilecast.model.compiled.code import CodeError
 from tilecast.model.compiled.roles.code import MATRIX_KINDS, KernelRoles, RoleCode, RoleInstruction
 from tilecast.model.compiled.roles.costs import role_costs
 from tilecast.model.compiled.roles.run import pass_cycles
-from tilecast.model.gemm.families import boxes
+from tilecast.model.gemm.families import boxes, consumer_warps
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.machine.machine import Machine
 
@@ -67,16 +67,17 @@ def _cycles(kernel: KernelRoles, v: GemmVariant, machine: Machine) -> CodeCycles
     costs = role_costs(machine)
     products = [role for role in kernel.roles if any(one.kind in MATRIX_KINDS for one in role.loop)]
     copies = [role for role in kernel.roles if any(one.kind == "copy" for one in role.loop)]
-    if len(products) != 2 or not copies:
+    groups = consumer_warps(v) // 4 if v.joined else 2
+    if len(products) != groups or not copies:
         raise CodeError(
-            f"{kernel.kernel}: expected two warpgroups that multiply and a warp that copies, as {v.family} kernels have"
+            f"{kernel.kernel}: expected {groups} warpgroup{'s' if groups > 1 else ''} that multiply and a warp that copies, as such {v.family} kernels have"
         )
-    mine, other = products[1], products[0]
+    mine, other = products[-1], products[0]
     parts = _parts(mine, v)
     # The ring's warp has a loop of k-steps within its tiles; C's has all boxes of a tile in one.
     ring = next((role for role in copies if role.begin and role is copies[0]), copies[0])
     boxes_of_c = copies[1] if len(copies) > 1 else None
-    per_tile = boxes(v) * (1 if v.accumulators == 2 else 2)
+    per_tile = boxes(v) * (1 if v.accumulators == 2 or v.joined else 2)
     return CodeCycles(
         begin=pass_cycles(_until_product(mine.begin), costs),
         epilogue=tuple(pass_cycles(part, costs) for part in parts),

@@ -14,7 +14,7 @@ from tilecast.model.chip.evaluate import PredictError, check_clock, settled_cloc
 from tilecast.model.chip.power import Activity, Clock
 from tilecast.model.compiled.units.fetch import far_cycles
 from tilecast.model.gemm.code import CodeCycles
-from tilecast.model.gemm.families import legality
+from tilecast.model.gemm.families import consumer_warps, legality
 from tilecast.model.gemm.pipeline.build import MOST_STEPS, GemmPipeline, build
 from tilecast.model.gemm.traffic import l2_rates, memory_bytes, merge_seconds, part_of
 from tilecast.model.gemm.variant import GemmVariant
@@ -24,8 +24,9 @@ from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.sm.simulate import SmTrace, simulate, steady_state
 
 #: Instructions of a first tile's k-step, of the warp that copies A and B and of a warpgroup up to its epilogue: machine code of the
-#: measured kernels has 103 to 146 and 88 to 126 (gemm_code.txt).
-_COPY_INSTRUCTIONS, _PRODUCT_INSTRUCTIONS = 127, 105
+#: measured kernels has 103 to 146 and 88 to 126 (gemm_code.txt); and of all warps up to the first copy where that is ordered before the roles start
+#: (machine code of gemm_hopper_turns).
+_COPY_INSTRUCTIONS, _PRODUCT_INSTRUCTIONS, _EARLY_INSTRUCTIONS = 127, 105, 115
 #: k-steps between the two loops whose difference is the pace of a k-step.
 _PACE_STEPS = MOST_STEPS // 4
 
@@ -121,7 +122,7 @@ def evaluate_gemm(gemm: Gemm, variant: GemmVariant, machine: Machine, clock: str
     own = stream(gemm, variant, machine, machine["chip.clock_max_mhz"], False, code)
     tiling = own.loop.tiling
     first = machine["tma.latency_hbm_cycles"] - machine["tma.latency_l2_cycles"]
-    start = own.loop.pipeline.prologue_cycles + max(0.0, first) + _first_time_cycles(own.loop.pipeline, machine, code)
+    start = max(0.0, first) + _first_time_cycles(own.loop.pipeline, variant, machine, code)
     own_cycles = start + own.end(tiling.most)
     hbm = sum(memory_bytes(gemm, variant, tiling)) / (machine["hbm.tbps_achieved"] * 1e12)
 
@@ -147,20 +148,25 @@ def evaluate_gemm(gemm: Gemm, variant: GemmVariant, machine: Machine, clock: str
     )
 
 
-def _first_time_cycles(loop: Pipeline, machine: Machine, code: CodeCycles | None) -> float:
-    """What the first tile of a launch takes longer than the others: its code and the maps of its tensors are in no cache yet.
+def _first_time_cycles(loop: Pipeline, v: GemmVariant, machine: Machine, code: CodeCycles | None) -> float:
+    """What a launch takes before its first copy, and its first tile longer than the others: its code and the maps of its tensors are in no cache yet.
 
     The warp that copies comes to its first copy, and a warpgroup through its epilogue, as fast as code is fetched from far: half as
     fast where two warpgroups end a tile together, each with code of its own.  The maps of A and B are waited for before the first copy,
-    that of D before the first store.
+    that of D before the first store.  Where the first copies are early the roles are set up while these are on their way.
     """
     fetch = far_cycles(machine)
     halves = {op.role for op in loop.ops if op.kind == "epilogue" and op.tile == 0}
     epilogue = [op for op in loop.ops if op.kind == "epilogue" and op.role == min(halves)]
-    counted = _PRODUCT_INSTRUCTIONS + sum(count for op in epilogue for _, count in op.instructions)
+    # Operations count those of four warps; eight that are one role have half of them each.
+    each = consumer_warps(v) // 4
+    counted = _PRODUCT_INSTRUCTIONS + sum(count for op in epilogue for _, count in op.instructions) / each
     products, copies = (code.product_instructions, code.copy_instructions) if code else (counted, _COPY_INSTRUCTIONS)
     late = max(0.0, len(halves) * products * fetch - sum(op.min_cycles for op in epilogue))
-    return copies * fetch + late + 2.0 * machine["tma.latency_hbm_cycles"]
+    begin = loop.prologue_cycles + copies * fetch
+    if v.family == "gemm_hopper" and v.early and not v.in_step:
+        begin = machine["launch.cta_start_cycles"] + _EARLY_INSTRUCTIONS * fetch
+    return begin + late + 2.0 * machine["tma.latency_hbm_cycles"]
 
 
 def _activity(gemm: Gemm, machine: Machine, variant: GemmVariant, loop: GemmPipeline) -> Activity:
@@ -171,7 +177,7 @@ def _activity(gemm: Gemm, machine: Machine, variant: GemmVariant, loop: GemmPipe
     units = tuple((unit, cycles * iterations * (longer if unit in ("tensor", "smem") else 1.0)) for unit, cycles in p.demand().items())  # fmt: skip
     flop = executed_flop(gemm, loop)
     # What L2 gives to several SMs at a time it reads once.
-    rates = l2_rates(variant, machine, machine["chip.clock_max_mhz"], tiling.rows)
+    rates = l2_rates(variant, machine, machine["chip.clock_max_mhz"], tiling.rows, tiling.tiles)
     inputs = tiling.l2_bytes - tiling.hbm_c_bytes - tiling.hbm_d_bytes
     l2 = inputs * rates.reads / rates.inputs + tiling.hbm_c_bytes + tiling.hbm_d_bytes
     return Activity(flop, gemm.dtype, units, l2, tiling.hbm_bytes)

@@ -43,6 +43,16 @@ def stage_bytes(v: GemmVariant, gemm: Gemm) -> int:
     return (v.tile_m + v.tile_n // v.cta_group) * v.tile_k * gemm.dtype_bytes
 
 
+def column_pieces(tile_n: int) -> tuple[int, ...]:
+    """Columns of the products that make up those of a tile: powers of two, the larger first, 256 at most."""
+    return (tile_n,) if not tile_n & tile_n - 1 else ((first := 1 << tile_n.bit_length() - 1), tile_n - first)
+
+
+def consumer_warps(v: GemmVariant) -> int:
+    """Warps of a role that multiplies (Hopper): of a joined one both warpgroups', where a tile has rows for two."""
+    return 8 if v.joined and v.tile_m > 64 else 4
+
+
 def boxes(v: GemmVariant) -> int:
     """Boxes that C and D of a warpgroup's tile move in: ranges of columns, and of 192 rows three times 64."""
     return v.c_parts * (3 if v.tile_m == 192 else 1)
@@ -62,7 +72,7 @@ def shared_bytes(v: GemmVariant, gemm: Gemm) -> int:
 
 def accumulator_registers(v: GemmVariant) -> int:
     """Registers of a thread that hold sums: a tile over one warpgroup that takes turns, or over all that cooperate."""
-    threads = 32 * v.warps if v.family == "gemm_triton" else 128 if v.accumulators == 2 else 256
+    threads = 32 * v.warps if v.family == "gemm_triton" else 128 if v.accumulators == 2 or v.tile_m == 64 else 256
     return v.tile_m * v.tile_n // threads
 
 
@@ -86,6 +96,8 @@ def _common(v: GemmVariant, gemm: Gemm, machine: Machine) -> Verdict:
         return Verdict(f"only tiles of one row have fewer than 32 columns, got tile_m {v.tile_m} and tile_n {v.tile_n}", "use tile_n=32")  # fmt: skip
     if v.parts > 1 and (v.accumulators > 1 or v.family == "gemm_blackwell"):
         return Verdict(f"k is shared by tiles with one accumulator of families gemm_hopper and gemm_triton, got {v.family} with {v.accumulators}", "use accumulators=1 or parts=1")  # fmt: skip
+    if (v.joined or len(column_pieces(v.tile_n)) > 1) and v.family != "gemm_hopper":
+        return Verdict(f"family {v.family} has tiles of a power of two of columns and no joined warpgroups, got tile_n {v.tile_n}, joined {v.joined}", "use tile_n=128 and joined=0")  # fmt: skip
     if v.in_step and v.family != "gemm_hopper":
         return Verdict(f"programs of family {v.family} do not meet, got in_step {v.in_step}", "use in_step=0")
     if kind is not None and machine.tensor_kind != kind:
@@ -103,7 +115,17 @@ def _hopper(v: GemmVariant, gemm: Gemm, machine: Machine) -> Verdict:
         return Verdict(f"wgmma multiplies in one CTA, got cta_group {v.cta_group}", "use cta_group=1")
     if v.tile_m == 192 and v.accumulators == 1:
         return Verdict("tiles of 192 rows are for warpgroups that take turns, got accumulators 1", "use accumulators=2 or tile_m=128")  # fmt: skip
-    if v.accumulators == 1 and v.tile_m == 64:
+    if v.joined and (v.accumulators == 2 or v.in_step or v.tile_m not in (64, 128, 256)):
+        return Verdict(f"warpgroups are joined that share a tile of 64, 128 or 256 rows, got accumulators {v.accumulators}, tile_m {v.tile_m} and in_step {v.in_step}", "use accumulators=1,tile_m=128,in_step=0 or joined=0")  # fmt: skip
+    if v.joined and v.tile_m == 64 and v.tile_n > 192:
+        return Verdict(f"joined tiles of 64 rows are one warpgroup's, whose threads begin with 128 registers: 192 columns or fewer, got tile_n {v.tile_n}", "use tile_n=192 or tile_m=128")  # fmt: skip
+    if bool(v.joined) == bool(v.group_m):
+        return Verdict(f"joined warpgroups, and no others, walk all rows of tiles column by column (group_m 0), got joined {v.joined} and group_m {v.group_m}", f"use group_m={0 if v.joined else 8}")  # fmt: skip
+    if len(column_pieces(v.tile_n)) > 1 and v.tile_m == 192:
+        return Verdict(f"tiles of 192 rows have a power of two of columns, got tile_n {v.tile_n}", "use tile_m=128")
+    if column_pieces(v.tile_n)[-1] % (v.tile_n / v.c_parts):
+        return Verdict(f"a box of C and D lies in one product's columns ({', '.join(map(str, column_pieces(v.tile_n)))}), got {v.tile_n} / {v.c_parts}", f"use c_parts={v.tile_n // column_pieces(v.tile_n)[-1]}")  # fmt: skip
+    if v.accumulators == 1 and v.tile_m == 64 and not v.joined:
         return Verdict("two warpgroups that cooperate need a tile of 128 rows or more, got tile_m 64", "use tile_m=128 or accumulators=2")  # fmt: skip
     if v.c_stages % v.accumulators:
         return Verdict(f"warpgroups that take turns have c_stages of their own: expected a multiple of 2, got {v.c_stages}", "use c_stages=2")  # fmt: skip

@@ -16,7 +16,7 @@ _SHOWN = 4
 #: Kernels and mean errors of `tilecast validate gemm`, before compilation and from machine code (a test compares).
 MEASURED_KERNELS, MEASURED_ERROR, MEASURED_CODE_ERROR = 1530, 0.054, 0.051
 #: The same of kernels that share k, before compilation (h200_gemm_by_parts.csv).
-PARTED_KERNELS, PARTED_ERROR = 117, 0.107
+PARTED_KERNELS, PARTED_ERROR = 117, 0.067
 
 
 def as_dict(f: GemmForecast) -> dict[str, object]:
@@ -71,7 +71,7 @@ def checked_note(f: GemmForecast) -> str:
     if f.variant.family != "gemm_hopper":
         return f"no forecast of family {f.variant.family} has been held against a measurement yet"
     if f.variant.parts > 1:
-        return f"forecasts of {PARTED_KERNELS} kernels that share k, on an H200, were off by {PARTED_ERROR:.1%} in the mean before compilation, most of them too fast"
+        return f"forecasts of {PARTED_KERNELS} kernels that share k, on an H200, were off by {PARTED_ERROR:.1%} in the mean before compilation"
     off, how = (MEASURED_ERROR, "before compilation") if f.code is None else (MEASURED_CODE_ERROR, "from machine code")
     return f"forecasts of {MEASURED_KERNELS} kernels of this family in short runs on an H200 were off by {off:.1%} in the mean {how} (tilecast validate gemm)"
 

@@ -6,6 +6,7 @@ that runs slower.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from tilecast.model.gemm.families import ctas_per_sm
@@ -95,7 +96,7 @@ def tiling(gemm: Gemm, v: GemmVariant, machine: Machine) -> Tiling:
     tiles = rows * columns * v.parts
     room = _SHARED_L2 * machine["l2.bytes"]
     a, b = float(gemm.m) * gemm.k * gemm.dtype_bytes, float(gemm.n) * gemm.k * gemm.dtype_bytes
-    group = min(v.group_m, rows)
+    group = grouped(v, rows)
     group_rows = group * v.tile_m * v.cta_group * float(gemm.k) * gemm.dtype_bytes
     # A wave of tiles: the group's rows, and as many columns of B as the slots reach.
     wave_columns = min(columns, -(-min(slots, tiles) // group))
@@ -111,6 +112,11 @@ def tiling(gemm: Gemm, v: GemmVariant, machine: Machine) -> Tiling:
         rows * v.parts, columns, steps, slots, -(-tiles // sms), (a * a_passes + b * b_passes) * v.parts, c, d,
         float(tiles) * steps * step_bytes + c + d, 1.0 - (1.0 - fresh_a) * (1.0 - fresh_b),
     )  # fmt: skip
+
+
+def grouped(v: GemmVariant, rows: int) -> int:
+    """Of so many rows of tiles, those that are walked column by column."""
+    return min(v.group_m or rows, rows)
 
 
 #: Share of the memory's rate at which `tma.latency_hbm_loaded_cycles` was measured: 11.15 of 17.46 bytes a clock and SM
@@ -138,18 +144,20 @@ class L2Rates:
     writes: float
 
 
-def l2_rates(v: GemmVariant, machine: Machine, mhz: float, rows: int) -> L2Rates:
-    """Rates of a launch of ``rows`` rows of tiles, the SMs at ``mhz``.
+def l2_rates(v: GemmVariant, machine: Machine, mhz: float, rows: int, tiles: float = math.inf) -> L2Rates:
+    """Rates of a launch of ``rows`` rows of tiles, ``tiles`` in all, the SMs at ``mhz``.
 
     Programs that are neighbours have tiles of the same columns, and ask for the same lines of B at about the same time: those
     come at the rate measured for SMs that read in step.  The same rows of A are asked for by programs a group apart, at times
-    of their own: at the rate of SMs that each read lines of their own, as C is.  Programs that meet do the same.
+    of their own: at the rate of SMs that each read lines of their own, as C is, which is what L2 gives to all of them: where fewer have
+    a tile these have more.  Programs that meet do the same.
     """
     slower = machine["chip.clock_max_mhz"] / mhz
-    alone = machine["l2.bytes_per_clk_per_sm"] * slower
     together = machine.get("l2.bytes_per_clk_per_sm_lockstep", machine["l2.bytes_per_clk_per_sm"]) * slower
+    idle = machine["chip.sm_count"] / min(machine["chip.sm_count"], tiles * v.cta_group)
+    alone = min(together, machine["l2.bytes_per_clk_per_sm"] * slower * idle)
     a, b = float(v.tile_m), v.tile_n / v.cta_group
-    shared = together if min(v.group_m, rows) > 1 else alone
+    shared = together if grouped(v, rows) > 1 else alone
     writes = machine.bytes_per_clk(machine.get("l2.store_tbps", 0.0), mhz)
     return L2Rates((a + b) / (a / alone + b / shared), alone, writes)
 

@@ -10,10 +10,10 @@ from tilecast.model.kernel.verdict import VariantError
 
 FAMILY_NAMES = ("gemm_hopper", "gemm_blackwell", "gemm_triton")
 _CHOICES: dict[str, tuple[int, ...]] = {
-    "tile_m": (1, 16, 64, 128, 192, 256), "tile_n": (4, 32, 64, 128, 256), "tile_k": (16, 32, 64, 128, 512), "accumulators": (1, 2),
-    "c_parts": (1, 2, 4, 8), "cta_group": (1, 2), "warps": (4, 8),
+    "tile_m": (1, 16, 64, 128, 192, 256), "tile_n": (4, 32, 64, 96, 128, 160, 192, 256, 320), "tile_k": (16, 32, 64, 128, 512), "accumulators": (1, 2),
+    "c_parts": (1, 2, 3, 4, 5, 6, 8, 10), "joined": (0, 1), "early": (0, 1), "cta_group": (1, 2), "warps": (4, 8),
 }  # fmt: skip
-_RANGES = {"stages": (1, 16), "c_stages": (1, 16), "group_m": (1, 1024), "in_step": (0, 1024), "parts": (1, 32)}
+_RANGES = {"stages": (1, 16), "c_stages": (1, 16), "group_m": (0, 1024), "in_step": (0, 1024), "parts": (1, 32)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,12 @@ class GemmVariant:
     The tile is what one accumulator holds.  With two ``accumulators`` the next tile multiplies while this one's epilogue runs:
     on Hopper two consumer warpgroups take turns with a tile each (ping-pong; with one they work on halves of a tile), on
     Blackwell tensor memory holds two.  ``c_stages`` are slots of shared memory into which C is copied ahead and from which D
-    goes out; each holds one of ``c_parts`` ranges of columns of a tile.  ``group_m`` rows of tiles are walked column by
+    goes out; each holds one of ``c_parts`` ranges of columns of a tile.  ``group_m`` rows of tiles (0: all) are walked column by
     column, so that B stays in L2.  With ``in_step`` the programs meet every so many k-steps of a tile, its first the first (0:
     never): each waits for the others, but not for long, so that they ask L2 for the same lines together.  ``parts`` programs share the k
-    of a tile, and a second launch adds up the sums that they leave and C.
+    of a tile, and a second launch adds up the sums that they leave and C.  With ``joined`` Hopper's two warpgroups that work on halves of
+    a tile are one role of eight warps, so that both run, and fetch, the same code.  Where they are ``early`` Hopper's first copies are ordered before
+    the roles start (kernels measured before 2026-11-28 order them in the warps that copy).
     """
 
     family: str = "gemm_hopper"
@@ -44,6 +46,8 @@ class GemmVariant:
     warps: int = 8
     in_step: int = 0
     parts: int = 1
+    joined: int = 0
+    early: int = 1
 
 
 def check_family(name: str) -> None:
@@ -70,6 +74,8 @@ def _value(key: str, text: str, current: object) -> object:
 
 
 def gemm_variant_text(variant: GemmVariant) -> str:
-    """The variant as --variant takes it: family first, then every knob, ``parts`` where k is shared."""
-    told = [f for f in fields(variant) if f.name != "parts" or variant.parts > 1]
+    """The variant as --variant takes it: family first, then every knob, of those that came late what is not as it mostly is, and
+    of Hopper's always ``early``: older texts are of kernels that are not."""
+    late = {"parts": 1, "joined": 0} | ({} if variant.family == "gemm_hopper" else {"early": variant.early})
+    told = [f for f in fields(variant) if getattr(variant, f.name) != late.get(f.name)]
     return ",".join(f"{f.name}={getattr(variant, f.name)}" for f in told)

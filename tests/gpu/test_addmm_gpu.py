@@ -177,18 +177,24 @@ def test_the_same_bits_every_time_and_on_replay(k: int) -> None:
     assert torch.equal(first, out)
 
 
-def test_kernels_among_which_waves_choose_give_the_same_bits() -> None:
-    """So that a row's result does not go by how many others there are."""
-    _, launches, tiles, *_ = operator._find(torch.cuda.get_device_capability(), torch.cuda.current_device(), 2, 2048)
-    if not tiles:
+@pytest.mark.parametrize("shape", [(3000, 2056), (200, 392)])
+@pytest.mark.parametrize("how", ["rows", "row", "none"])
+@pytest.mark.parametrize("wide", [BF16, FP32])
+def test_kernels_among_which_waves_choose_give_the_same_bits(wide: torch.dtype, how: str, shape: tuple[int, int]) -> None:  # fmt: skip
+    """So that a row's result does not go by how many others there are: of one wave and of several, those kept for few tiles among them."""
+    (m, n), size = shape, torch.empty((), dtype=wide).element_size()
+    _, launches, *_ = operator._find(torch.cuda.get_device_capability(), torch.cuda.current_device(), size, 2048)
+    if len(launches) < 2:
         pytest.skip("no such kernels of this GPU's own")
     torch.manual_seed(7)
-    a, b, c = matrix(3000, 2048, BF16), matrix(2048, 2056, BF16), matrix(3000, 2056, BF16)
-    outs = [torch.full_like(c, float("nan")) for _ in launches]
+    a, b, c = matrix(m, 2048, BF16), matrix(2048, n, BF16), matrix(m, n, wide)
+    c = c if how == "rows" else c[:1].clone().expand(m, n)
+    beta = 0.5 if how != "none" else 0.0
+    outs = [torch.full((m, n), float("nan"), device="cuda", dtype=wide) for _ in launches]
     for launch, out in zip(launches, outs, strict=True):
-        launch(a, b, c, out, 1.5, 0.5)
+        launch(a, b, c if beta else None, out, 1.5, beta)
     assert all(torch.equal(outs[0], out) for out in outs[1:])
-    assert right(outs[0], c, a, b, 0.5, 1.5)
+    assert right(outs[0], c, a, b, beta, 1.5)
 
 
 def test_launches_that_overlap_share_counters_and_leave_them_at_zero(tmp_path) -> None:  # type: ignore[no-untyped-def]
@@ -244,6 +250,12 @@ def test_other_tensors_of_a_shape_go_through_the_remembered_launch() -> None:
         torch.manual_seed(seed)
         a, b, c = matrix(512, 256, BF16), matrix(256, 512, BF16), matrix(512, 512, BF16)
         assert right(tilecast.addmm(c, a, b, alpha=1.0 + seed), c, a, b, 1.0, 1.0 + seed)
+        for shape in ((512, 512, 256), (256, 192, 4096), (4, 512, 256)):
+            a, b, c = matrix(shape[0], shape[2], BF16), matrix(shape[2], shape[1], BF16), matrix(*shape[:2], BF16)
+            out, before = torch.full_like(c, float("nan")), c.clone()
+            assert right(tilecast.addmm(c, a, b, out=out), c, a, b, 1.0, 1.0)
+            version = c._version
+            assert right(tilecast.addmm(c, a, b, out=c), before, a, b, 1.0, 1.0) and c._version == version + 1
 
 
 def test_compile_and_gradients() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilecast.model.gemm.code import CodeCycles
-from tilecast.model.gemm.families import slot_bytes, stage_bytes
+from tilecast.model.gemm.families import consumer_warps, slot_bytes, stage_bytes
 from tilecast.model.gemm.pipeline.edges import Edges
 from tilecast.model.gemm.traffic import Tiling
 from tilecast.model.gemm.variant import GemmVariant
@@ -79,9 +79,10 @@ class _Parts(Edges):
             return out
         if self.halves == 1:
             for t in tiles:
-                products = (*(Step(f"mma{t}_{s}") for s in steps), Step(f"turn{t}"))
+                turn = (Step(f"turn{t}"),) if self.tiles == 2 else ()
+                products = (*(Step(f"mma{t}_{s}") for s in steps), *turn)
                 epilogues = tuple(Step(f"epilogue{t}{end}") for end in self.ends(0))
-                out.append(Role(f"consumer{t}", (*products, *epilogues), 4))
+                out.append(Role(f"consumer{t}", (*products, *epilogues), consumer_warps(self.v)))
             return out
         for half in range(2):
             epilogues = tuple(Step(f"epilogue0{end}") for end in self.ends(half))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilecast.model.gemm.code import CodeCycles
-from tilecast.model.gemm.families import boxes, ctas_per_sm, stage_bytes
+from tilecast.model.gemm.families import boxes, column_pieces, ctas_per_sm, stage_bytes
 from tilecast.model.gemm.traffic import l2_rates, memory_bytes, memory_latency_cycles, tiling
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.gemm.workload import Gemm
@@ -35,7 +35,7 @@ class Operations:
         self.ctas = ctas_per_sm(v, gemm, m)
         #: Tiles in one iteration, and the warp groups that multiply or that write a tile.
         self.tiles = self.ctas if self.portable else v.accumulators if self.hopper else 1
-        self.halves = 2 if self.hopper and v.accumulators == 1 else 1
+        self.halves = 2 if self.hopper and v.accumulators == 1 and not v.joined else 1
         #: Boxes of C and D of a tile.
         self.boxes = boxes(v)
         self.pieces = self.halves * self.boxes
@@ -61,7 +61,7 @@ class Operations:
         self.port = m["tma.bytes_per_clk"]
         # Neighbours that copy at the same time: no SM gets its k-steps faster.
         self.fill = min(self.port, m.get("l2.bytes_per_clk_per_sm_lockstep", m["l2.bytes_per_clk_per_sm"]))
-        self.l2 = l2_rates(v, m, mhz, self.on_chip.rows) if memory else None
+        self.l2 = l2_rates(v, m, mhz, self.on_chip.rows, self.on_chip.tiles) if memory else None
         #: Whether copies wait for the memory in the order in which they were asked for (the copy engine's).
         self.in_turn = memory and not self.portable
         #: Of a k-step: cycles in which L2 sends on what has come while the memory sends the rest.
@@ -150,9 +150,10 @@ class Operations:
             return self._mma_sync(name, role, t, depth)
         if m.tensor_kind == "wgmma":
             rows = v.tile_m / 64 / self.halves
-            cycles = rows * mma_tile_cycles(m, 64, v.tile_n, depth, dtype, "smem")
-            read = rows * mma_smem_bytes(64, v.tile_n, depth, dtype, "smem")
-            count = rows * depth * self.gemm.dtype_bytes / 32 * INSTRUCTIONS_PER_MMA
+            widths = column_pieces(v.tile_n)
+            cycles = rows * sum(mma_tile_cycles(m, 64, width, depth, dtype, "smem") for width in widths)
+            read = rows * sum(mma_smem_bytes(64, width, depth, dtype, "smem") for width in widths)
+            count = len(widths) * rows * depth * self.gemm.dtype_bytes / 32 * INSTRUCTIONS_PER_MMA
         else:
             rows = v.tile_m * v.cta_group
             cycles = mma_tile_cycles(m, int(rows), v.tile_n, depth, dtype, "smem", v.cta_group)

@@ -103,11 +103,36 @@ def test_a_call_met_before_starts_at_once(launched) -> None:  # type: ignore[no-
     assert len(launched) == 8 and len(STARTED) == 4
     with pytest.raises(ValueError, match="alpha: expected a finite number, got True"):
         tilecast.addmm(c, a, b, alpha=True)
-    # A gradient, an onlooker and a tensor to write into go through the dispatcher.
+    # A gradient and an onlooker go through the dispatcher.
     launched.clear()
     tilecast.addmm(c, a.clone().requires_grad_(), b).sum().backward()
-    tilecast.addmm(c, a, b, out=torch.empty_like(c))
-    assert len(launched) == 2 and len(STARTED) == 4
+    assert len(launched) == 1 and len(STARTED) == 4
+
+
+def test_a_call_into_a_tensor_met_before_starts_at_once_and_says_that_it_has_written(launched) -> None:  # type: ignore[no-untyped-def]
+    """In place, beside C, and by columns; who has kept the tensor for a backward pass is told."""
+    STARTED.clear()
+    c, a, b = tensors()
+    for out in (torch.empty_like(c), torch.empty(40, 48, dtype=BF16).t()):
+        for scale in (1, 3):
+            version = out._version
+            assert tilecast.addmm(c, a * scale, b, out=out) is out and near(out, c, a * scale, b)
+            # The stand-in for a launch counts once.
+            assert out._version == version + 2 and len(STARTED) == 1
+    held = torch.ones(48, 40, dtype=BF16, requires_grad=True)
+    loss = (held * c).sum()
+    for scale in (1, -2):
+        before = c.clone()
+        assert tilecast.addmm(c, a * scale, b, beta=0.5, out=c) is c and near(c, before, a * scale, b, 0.5)
+    assert len(STARTED) == 2
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    # A row for C is another call than the C that is written over.
+    assert near(tilecast.addmm(c[0], a, b, out=torch.empty_like(c)), c[0].expand(c.shape), a, b)
+    assert len(STARTED) == 3
+    with torch.inference_mode():
+        place = torch.empty_like(c)
+        assert tilecast.addmm(c, a, b, out=place) is place and near(place, c, a, b)
 
 
 # -- which kernel ------------------------------------------------------------------------------------------------------
@@ -121,9 +146,10 @@ def test_a_call_met_before_starts_at_once(launched) -> None:  # type: ignore[no-
     ],
 )  # fmt: skip
 def test_k_and_the_width_of_c_choose(launched, monkeypatch, k, wide, module) -> None:  # type: ignore[no-untyped-def]
-    # So many tiles that a k in parts ends no earlier, and small ones make five waves; of 128 rows and columns as many as multiply least.
+    # So many tiles that a k in parts ends no earlier, and those kept for few make more than two waves or multiply more; of 128 rows and columns as
+    # many as multiply least.
     monkeypatch.setattr(operator, "_device", lambda device: ("NVIDIA H200", 1))
-    c, a, b = tensors(48, 320, k, wide=wide)
+    c, a, b = tensors(48, 640 if wide is BF16 else 960, k, wide=wide)
     out = tilecast.addmm(c, a, b, beta=0.5, alpha=2.0)
     assert launched == [module]
     assert out.dtype == wide and near(out, c, a, b, 0.5, 2.0)
@@ -245,11 +271,17 @@ def test_how_a_product_runs_goes_by_tiles_waves_and_where_rows_start() -> None:
     # Parts of k of few tiles, and of so many that a whole k has a wave of them, none; tiles of half the size where they are one wave.
     assert chosen(512, 512, 8192) == ("gemm_hopper_parts", 8, (False, False))
     assert chosen(1024, 1792, 8192)[:2] == ("gemm_hopper_long", 1)
-    assert chosen(384, 640, 1408)[0] == chosen(345, 1536, 2304)[0] == "gemm_hopper_small"
+    # Few tiles: of all shapes those that fill the SMs most evenly, of one wave and of two.
+    for size, name in (
+        ((384, 640, 1408), "64x64"), ((345, 1536, 2304), "64x128"), ((512, 2816, 4736), "64x192"), ((832, 2304, 1024), "128x128"),
+        ((216, 10736, 5248), "128x192"), ((3328, 1152, 4944), "256x128"),
+    ):  # fmt: skip
+        assert chosen(*size) == (f"gemm_hopper_joined_{name}", 1, (False, False))
+    assert chosen(720, 6904, 7872, (32, 16), 4)[0] == "gemm_hopper_c32_joined_128x320"
     for k in (64, 1024, 8192):
         assert all(chosen(128, 128 * 132 * waves, k)[1] == 1 for waves in (1, 2, 7))
     # Rows at odd multiples of 16 and 32 bytes: tiles that copy fewer of them for what they multiply, the more columns the more B is.
-    assert chosen(3328, 1152, 4944, (32, 32))[0] == "gemm_hopper_wide"
+    assert chosen(1512, 2816, 6825, (16, 128))[0] == "gemm_hopper_wide"
     assert chosen(3048, 5248, 560, (32, 32))[0] == "gemm_hopper_tall"
     assert chosen(2880, 1168, 3355, (128, 32), 4)[0] == "gemm_hopper_c32_wide"
     # A copy of one, of both, of none: it takes longer than what it saves of a short product, of a matrix that few multiply, of one that lies well.
@@ -311,9 +343,9 @@ def test_few_rows_and_parts_start_at_once_when_they_are_met_again(launched, monk
 @pytest.mark.parametrize(
     ("m", "n", "k", "wide", "module"),
     [
-        # 96 tiles of 128 x 64, 160, and 320; two waves of a long k, for which there is one of larger tiles; a k so long that parts of it end earlier.
-        (2048, 384, 256, BF16, "gemm_hopper_small"), (2048, 640, 40, FP32, "gemm_hopper_c32_small"), (2048, 1280, 256, BF16, "gemm_hopper_short"),
-        (2048, 640, 704, BF16, "gemm_hopper_long"), (2048, 384, 704, BF16, "gemm_hopper_small"),
+        # 96 tiles of 64 x 128; 160 of 128 x 64, whose warpgroups take turns; 112 of 128 x 192, 128 of 64 x 192; a k so long that parts of it end earlier.
+        (2048, 384, 256, BF16, "gemm_hopper_joined_64x128"), (2048, 640, 40, FP32, "gemm_hopper_c32_small"), (2048, 1280, 256, BF16, "gemm_hopper_joined_128x192"),
+        (2048, 640, 704, BF16, "gemm_hopper_joined_64x192"), (2048, 384, 704, BF16, "gemm_hopper_joined_64x128"),
         (256, 384, 4096, BF16, "gemm_hopper_parts"),
     ],
 )  # fmt: skip
@@ -348,8 +380,8 @@ def test_a_result_by_columns_is_the_transposed_product_by_the_kernels_of_others(
     c, a, b = tensors()
     by_columns = c.t().contiguous().t()
     for beta, given, out, module in (
-        (1.0, by_columns, by_columns.clone(), "gemm_hopper_small"), (0.5, by_columns, None, "gemm_hopper_small"),
-        (0.0, c, by_columns.clone(), "gemm_hopper_small"), (1.0, c, by_columns.clone(), "gemm_hopper_parts in 1"),
+        (1.0, by_columns, by_columns.clone(), "gemm_hopper_joined_64x64"), (0.5, by_columns, None, "gemm_hopper_joined_64x64"),
+        (0.0, c, by_columns.clone(), "gemm_hopper_joined_64x64"), (1.0, c, by_columns.clone(), "gemm_hopper_parts in 1"),
     ):  # fmt: skip
         launched.clear()
         place = given.clone() if out is None else out
@@ -402,10 +434,13 @@ def test_gpus_other_than_hopper_take_the_portable_kernel_until_others_are_measur
         assert found[0].module == "gemm_triton"
     preferred = registry.preferring(registry.shipped_gemm(), "gemm_blackwell")
     assert [e.module for e in registry.together((10, 0), 2, 512, preferred)] == ["gemm_blackwell"]
-    assert [e.module for e in registry.together((9, 0), 2, 2048, gpu="NVIDIA H100 80GB HBM3")] == [
-        "gemm_hopper_small",
-        "gemm_hopper_rows4",
-    ]
+    # Those kept for few tiles are for every Hopper GPU.
+    tiles = [f"gemm_hopper_joined_{tile}" for tile in ("64x64", "64x128", "64x192", "128x128", "128x192", "256x128")]
+    found = [e.module for e in registry.together((9, 0), 2, 2048, gpu="NVIDIA H100 80GB HBM3")]
+    assert found == ["gemm_hopper_small", *tiles, "gemm_hopper_rows4"]
+    assert {e.c_bytes for e in registry.together((9, 0), 2, 512)} == {2} and {
+        e.c_bytes for e in registry.together((9, 0), 4, 512)
+    } == {4}
     assert [e.module for e in registry.together((8, 0), 2, 512)] == ["gemm_triton"]
     assert [e.module for e in registry.candidates((10, 0), 2, 512, preferred)] == ["gemm_blackwell", "gemm_blackwell_c32", "gemm_triton"]  # fmt: skip
     assert [e.module for e in registry.candidates((9, 0), 2, 512)] == ["gemm_hopper_turns", "gemm_hopper_tall", "gemm_hopper_wide", "gemm_hopper_c32_long", "gemm_hopper_c32_tall", "gemm_hopper_c32", "gemm_hopper_c32_wide", "gemm_triton"]  # fmt: skip
@@ -547,7 +582,9 @@ def test_an_index_that_breaks_the_schema_is_refused(tmp_path: Path, change: dict
         registry.read_gemm_index(file)
 
 
-def test_a_launcher_remembers_shapes_and_no_tensor() -> None:
+@pytest.mark.parametrize("two", [False, True])
+def test_a_launcher_remembers_shapes_and_no_tensor(two: bool) -> None:
+    """``two``: B has another map, of the columns of a tile's second product."""
     from types import SimpleNamespace
 
     from tilecast.kernels.gemm.launching import gemm_launcher
@@ -568,7 +605,7 @@ def test_a_launcher_remembers_shapes_and_no_tensor() -> None:
     def plan(a, b, c, d, alpha, beta):  # type: ignore[no-untyped-def]
         planned.append(a)
         adds = c is not None and beta != 0
-        boxes = [Box(x) for x in (a, b, c if adds else d, d)]
+        boxes = [Box(x) for x in (a, b, c if adds else d, d, *([b] if two else []))]
         return (7, 1, 1), (*boxes, 1, 2, 3, alpha, beta, True, False, adds, alpha != 1 or beta not in (0, 1))
 
     launch = gemm_launcher(SimpleNamespace(plan=plan, multiply=Kernel(), OPTIONS={}))
@@ -576,10 +613,11 @@ def test_a_launcher_remembers_shapes_and_no_tensor() -> None:
     for (c, a, b), alpha in ((first, 2.0), (second, 3.0)):
         launch(a, b, c, c, alpha, 1.0)
     assert len(planned) == 1
-    (_, one), (grid, two) = calls
+    (_, one), (grid, again) = calls
     assert grid == (7, 1, 1)
     assert [box.base for box in one[:4]] == [first[1], first[2], first[0], first[0]]
-    assert [box.base for box in two[:4]] == [second[1], second[2], second[0], second[0]]
-    assert two[4:] == (1, 2, 3, 3.0, 1.0, True, False, True, True)
+    assert [box.base for box in again[:4]] == [second[1], second[2], second[0], second[0]]
+    assert [box.base for box in again[4 : 4 + two]] == [second[2]] * two
+    assert again[4 + two :] == (1, 2, 3, 3.0, 1.0, True, False, True, True)
     launch(a, b, None, c, 1.0, 0.0)
-    assert len(planned) == 2 and calls[-1][1][4:] == (1, 2, 3, 1.0, 0.0, True, False, False, False)
+    assert len(planned) == 2 and calls[-1][1][4 + two :] == (1, 2, 3, 1.0, 0.0, True, False, False, False)

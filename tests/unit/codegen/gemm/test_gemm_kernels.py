@@ -186,6 +186,10 @@ SPACE = [
         # Programs that meet: at every second k-step, at every tile; three products a k-step.
         GemmVariant("gemm_hopper", 128, 128, 64, 2, 2, 2, 2, in_step=2), GemmVariant("gemm_hopper", 128, 128, 64, 2, 1, 3, 2, in_step=64),
         GemmVariant("gemm_hopper", 192, 64, 64, 2, 2, 2, 2), GemmVariant("gemm_hopper", 192, 128, 64, 2, 2, 2, 4, in_step=1),
+        # Two products a k-step that differ in their columns, of warpgroups that take turns and of joined ones; joined ones of one product.
+        GemmVariant("gemm_hopper", 64, 192, 64, 2, 2, 2, 3), GemmVariant("gemm_hopper", 128, 96, 64, 2, 2, 4, 3),
+        GemmVariant("gemm_hopper", 128, 192, 64, 2, 1, 1, 6, 0, joined=1), GemmVariant("gemm_hopper", 64, 96, 64, 3, 1, 3, 3, 0, joined=1),
+        GemmVariant("gemm_hopper", 256, 64, 32, 2, 1, 1, 1, 0, joined=1), GemmVariant("gemm_hopper", 64, 64, 64, 4, 1, 2, 2, 0, joined=1),
     )
 ] + [
     ("b200", v, c)
@@ -228,16 +232,19 @@ BROKEN = [
     ("gemm_hopper_turns", "    if ADD_C == 1:\n        mbarrier.wait(slots.full.index(slot), lap & 1)\n    elif", "    if"),
     ("gemm_hopper_turns", "                mbarrier.wait(slots.written.index(slot), lap & 1)\n", ""),
     ("gemm_hopper_turns", "+ n % SLOTS, n // SLOTS", "+ n % SLOTS, n"),
-    ("gemm_hopper_parts", "(part * problem.steps + step) * TILE_K", "step * TILE_K"),
+    ("gemm_hopper_parts", "column, first + step, n % STAGES", "column, step, n % STAGES"),
+    ("gemm_hopper_joined_128x192", "gl.where(turn == 0, gl.minimum(problem.steps, EARLY), 0)", "gl.minimum(problem.steps, EARLY)"),
+    ("gemm_hopper_joined_128x192", "copy_tile(more_desc, [k, column + FIRST_N]", "copy_tile(more_desc, [k, column]"),
     ("gemm_hopper_parts", "in gl.static_range(1, MOST)", "in gl.static_range(1, 2)"),
     ("gemm_hopper_parts", "gl.where(part < parts, n, 0)", "n"),
     ("gemm_hopper_parts", "    if FOLLOWS:\n        gdc_wait()\n", ""),
     ("gemm_hopper_long", "        fence_async_shared()\n        mbarrier.arrive(slots", "        mbarrier.arrive(slots"),
-    ("gemm_hopper_long", "sums = warpgroup_mma_wait(0, deps=[sums])\n        mbarrier.arrive", "mbarrier.arrive"),
+    ("gemm_hopper_long", "sums = done(sums, 0)\n        mbarrier.arrive", "mbarrier.arrive"),
     ("gemm_blackwell", "        mbarrier.wait(sums.full.index(place), turn // ACCUMULATORS & 1)\n", ""),
     ("gemm_blackwell", "        mbarrier.wait(sums.empty.index(place), turn // ACCUMULATORS & 1 ^ 1)\n", ""),
     ("gemm_blackwell", "            tcgen05_commit(ring.empty.index(slot))\n", ""),
-    ("gemm_blackwell", "                mbarrier.wait(slots.empty.index(slot), lap & 1 ^ 1)\n                mbarrier.expect", "                mbarrier.expect"),
+    ("gemm_blackwell", "                    mbarrier.wait(slots.empty.index(slot), lap & 1 ^ 1)\n                    copy_box", "                    copy_box"),
+    ("gemm_hopper_turns", "                if part * PIECES + piece >= EARLY_C or turn > 0:\n", "                if True:\n"),
 ]  # fmt: skip
 
 
@@ -263,9 +270,13 @@ def test_the_executed_source_takes_as_long_as_the_pipeline_says(kernel: ShippedG
     They differ in who goes first at the port of shared memory (docs/emulator.md).  Where products on Blackwell take all of it and
     reading C and writing D is nearly all there is, that decides, and in wide tiles of float32 on Hopper, of a k for which they do not run: with
     products first the replay is where the pipeline is.  Where C and one step of A and B are asked for together, it is that copies move side by
-    side in the pipeline, and one after the other in the replay.
+    side in the pipeline, and one after the other in the replay.  Joined warpgroups have nothing beside an epilogue, of which the replay has some
+    cycles more: much of two k-steps of their small tiles.
     """
     difference = replayed_and_piped(kernel, k)
+    if kernel.variant.joined and k == 128:
+        assert 0.0 < difference < 0.27
+        return
     if (kernel.family == "gemm_blackwell" or kernel.module == "gemm_hopper_c32_wide") and k == 128:
         assert difference < -0.1
         difference = replayed_and_piped(kernel, k, (PORT,))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.compiled.units.fetch import far_cycles
 from tilecast.model.gemm.evaluate import evaluate_gemm, stream
 from tilecast.model.gemm.families import GEMM_FAMILIES, accumulator_registers, legality, shared_bytes
 from tilecast.model.gemm.forecast import best_gemm, buffer_gains, forecast_gemm
@@ -247,6 +248,39 @@ def test_problems_that_make_no_sense_are_refused(values: dict[str, object], word
     assert words in str(error.value)
 
 
+JOINED = GemmVariant("gemm_hopper", 64, 64, 64, 4, 1, 2, 1, 0, joined=1)
+
+
+def test_joined_warpgroups_have_one_epilogue_and_its_code_once() -> None:
+    """Beside two roles that work on halves: the same products, one role; of one wave of tiles the only epilogue's code is fetched once."""
+    gemm = Gemm(1024, 1024, 1024)
+    two = GemmVariant("gemm_hopper", 128, 128, 64, 5, 1, 2, 2)
+    one = replace(two, joined=1, group_m=0)
+    streams = [stream(gemm, v, H200, 1700.0, memory=False) for v in (two, one)]
+    roles = [[role.name for role in s.loop.pipeline.roles if role.name.startswith("consumer")] for s in streams]
+    assert roles == [["consumer0", "consumer1"], ["consumer0"]]
+    products = [s.loop.pipeline.demand()["tensor"] for s in streams]
+    assert products[0] == products[1] == 2 * 16 * 512 / 2
+    assert evaluate_gemm(gemm, one, H200, "short").seconds < evaluate_gemm(gemm, two, H200, "short").seconds
+    # 160 columns are products of 128 and 32, of which the second takes 24 cycles and not 16 a step of 16.
+    wide = stream(gemm, replace(one, tile_n=160, c_parts=5, c_stages=5), H200, 1700.0, memory=False)
+    assert wide.loop.pipeline.demand()["tensor"] == 2 * 16 * 4 * (64 + 24)
+
+
+def test_first_copies_that_are_ordered_early_do_not_wait_for_the_roles() -> None:
+    """By the set-up of the roles, and what the way to the first copy is shorter by; programs that meet order none early, nor do other families."""
+    gemm, fetch = Gemm(1024, 1024, 1024), far_cycles(H200)
+    starts = [evaluate_gemm(gemm, replace(GemmVariant(), early=early), H200, 1700.0).start_cycles for early in (0, 1)]
+    assert starts[0] - starts[1] == pytest.approx(H200["launch.cta_setup_cycles"] + (127 - 115) * fetch)
+    for v, machine in ((GemmVariant(in_step=4), H200), (GemmVariant("gemm_blackwell"), B200)):
+        one, other = (evaluate_gemm(gemm, replace(v, early=early), machine, 1700.0).start_cycles for early in (0, 1))
+        assert one == other
+    # Eight warps that are one role have as many instructions each for 128 rows as four have for 64, and more to do while the code comes.
+    joined = GemmVariant("gemm_hopper", 128, 192, 64, 4, 1, 3, 3, 0, joined=1)
+    whole, half = (evaluate_gemm(gemm, replace(joined, tile_m=rows), H200, 1700.0).start_cycles for rows in (128, 64))
+    assert whole < half
+
+
 @pytest.mark.parametrize(
     ("variant", "machine", "words"),
     [
@@ -260,6 +294,24 @@ def test_problems_that_make_no_sense_are_refused(values: dict[str, object], word
         (replace(BLACKWELL, accumulators=2, tile_n=256, stages=2), B200, ""),
         (GemmVariant("gemm_triton", accumulators=2), A100, "one accumulator"),
         (GemmVariant("gemm_hopper", 16, 128, stages=2), H200, "64 rows or more, got tile_m 16"),
+        # Columns of two products, and warpgroups in one role.
+        (GemmVariant(tile_n=192, c_stages=4, c_parts=3), H200, ""),
+        (
+            GemmVariant(tile_n=192, c_stages=4, c_parts=2),
+            H200,
+            "lies in one product's columns (128, 64), got 192 / 2: use c_parts=3",
+        ),
+        (
+            GemmVariant(tile_m=192, tile_n=96, c_stages=4, c_parts=3),
+            H200,
+            "tiles of 192 rows have a power of two of columns",
+        ),
+        (replace(BLACKWELL, tile_n=192, c_parts=3), B200, "power of two of columns and no joined"),
+        (replace(JOINED, tile_m=128), H200, ""),
+        (replace(JOINED, accumulators=2), H200, "warpgroups are joined that share a tile"),
+        (replace(JOINED, group_m=8), H200, "(group_m 0), got joined 1 and group_m 8: use group_m=0"),
+        (GemmVariant(group_m=0), H200, "got joined 0 and group_m 0: use group_m=8"),
+        (replace(JOINED, tile_n=256, stages=3), H200, "192 columns or fewer, got tile_n 256"),
     ],
 )
 def test_variants_are_legal_or_say_why_not(variant: GemmVariant, machine, words: str) -> None:  # type: ignore[no-untyped-def]
@@ -315,7 +367,7 @@ def test_variants_as_text_and_back() -> None:
     v = replace(BLACKWELL, accumulators=2)
     assert parse_gemm_variant(gemm_variant_text(v), GemmVariant("gemm_blackwell")) == v
     for text, words in (
-        ("tile_n=100", "one of 4, 32, 64, 128, 256"), ("acumulators=2", "accumulators"), ("stages=x", "whole number"),
+        ("tile_n=100", "one of 4, 32, 64, 96, 128, 160, 192, 256, 320"), ("acumulators=2", "accumulators"), ("stages=x", "whole number"),
         ("family=gemm_hoper", "gemm_hopper"), ("family=gemm_hopper", "does not run here"), ("stages=99", "1 to 16"),
     ):  # fmt: skip
         with pytest.raises(VariantError, match=words):

@@ -32,6 +32,10 @@ def test_l2_gives_shared_columns_faster_than_rows_of_its_own() -> None:
     # A group of one row shares nothing; a slower SM gets more a cycle of its own.
     assert l2_rates(GemmVariant(group_m=1), H200, top, 64).inputs == pytest.approx(alone)
     assert l2_rates(GemmVariant(), H200, top / 2, 64).inputs == pytest.approx(2 * square.inputs)
+    # What L2 gives to all SMs fewer share, up to what an SM gets of lines that all read.
+    assert l2_rates(GemmVariant(), H200, top, 64, 132).inputs == square.inputs
+    assert l2_rates(GemmVariant(), H200, top, 64, 88).reads == pytest.approx(1.5 * alone)
+    assert l2_rates(GemmVariant(), H200, top, 64, 8).inputs == together
 
 
 def test_short_rows_reach_less_of_the_memory() -> None:

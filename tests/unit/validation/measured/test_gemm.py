@@ -98,7 +98,8 @@ def test_a_table_of_one_s_own(tmp_path: Path) -> None:
     one = '2048,2048,256,bf16,1,"family=gemm_hopper,tile_m=128,tile_n=128,tile_k=64,stages=4",20.0\n'
     table.write_text(head + one)
     (shape,) = run_gemm(table)
-    assert shape.rows[0].variant == GemmVariant(stages=4) and shape.rows[0].measured_us == 20.0 - EMPTY_US
+    # A table that does not say so is of kernels that order their first copies late.
+    assert shape.rows[0].variant == GemmVariant(stages=4, early=0) and shape.rows[0].measured_us == 20.0 - EMPTY_US
     assert shape.first_pick() == 0.0 and shape.buffer_gains() == []
     assert "1 kernels on 1 problems" in report_text([shape])
     assert report_dict([shape])["shapes"][0]["kernels"] == 1  # type: ignore[index]
@@ -125,9 +126,11 @@ def test_forecasts_of_parts_of_k_hold_and_pick_what_is_fast() -> None:
                 measured.setdefault(gemm, {})[int(row["parts"])] = float(row["us"])
     errors, costs = [], []
     for gemm, times in measured.items():
-        found = {n: evaluate_gemm(gemm, replace(kernel.variant, parts=n), chip, "short").seconds * 1e6 for n in times}
-        errors += [found[n] / us - 1 for n, us in times.items()]
+        # In the form that was measured, and the launch left out on both sides.
+        runs = {n: evaluate_gemm(gemm, replace(kernel.variant, parts=n, early=0), chip, "short") for n in times}
+        found = {n: (run.seconds - run.launch_seconds) * 1e6 for n, run in runs.items()}
+        errors += [found[n] / (us - EMPTY_US) - 1 for n, us in times.items()]
         costs.append(times[min(found, key=lambda n: found[n])] / min(times.values()) - 1)
     assert len(errors) == PARTED_KERNELS and statistics.fmean(map(abs, errors)) == pytest.approx(PARTED_ERROR, abs=5e-4)
-    assert statistics.fmean(errors) == pytest.approx(-0.1, abs=5e-4)
+    assert -0.05 <= statistics.fmean(errors) <= 0.0
     assert len(costs) == 13 and statistics.fmean(costs) <= 0.03 and max(costs) <= 0.1
