@@ -29,6 +29,7 @@ def as_dict(found: SteadyForecast) -> dict[str, Any]:
         "bytes_by_lanes_per_iteration_and_sm": found.moved,
         "memory_cycles_per_iteration": found.memory_cycles,
         "tensor_share": found.tensor_share,
+        "products_one_by_one": found.one_by_one,
         "clock_mhz": found.mhz,
         "tflops_in_the_loop": found.tflops,
         "busy": {name: cycles / found.cycles for name, cycles in run.busy.items()},
@@ -133,6 +134,10 @@ def as_text(found: SteadyForecast) -> str:
     if found.before is not None:
         lines.append(
             f"Before compilation the same loop is forecast at {found.before:,.0f} cycles ({found.before / found.cycles - 1:+.0%})."
+        )
+    if found.one_by_one:
+        lines.append(
+            f"Each of an iteration's {found.one_by_one} products is waited for before the next is issued: ptxas has serialised them."
         )
     if found.without:
         lines.append(found.without)

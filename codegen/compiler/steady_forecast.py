@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,6 +34,8 @@ from tilecast.model.training.launch import tiles_of
 MACHINES = {"sm_80": "a100", "sm_90a": "h200-sxm", "sm_100a": "b200", "sm_103a": "b300"}
 #: Of loops of backward passes.
 _WITHOUT = "CTAs that add to one dQ by turns wait for each other: neither has that, the forecast of a pass does."
+#: Products of an iteration from which on it tells something that each is waited for.
+_SERIAL = 4
 _NO_LAUNCH = " Its launch is not told: around its loop the code cannot be followed."
 
 
@@ -116,6 +119,17 @@ class SteadyForecast:
     def tensor_share(self) -> float:
         """Share of the cycles that the tensor core is busy (0..1)."""
         return self.run.busy["tensor"] / self.cycles
+
+    @property
+    def one_by_one(self) -> int:
+        """wgmma products of an iteration where each is waited for before the next is issued; 0 where they are not, or few.
+
+        So ptxas writes what it complains about as "wgmma.mma_async instructions are serialized".
+        """
+        loop = self.kernel.roles[self.kernel.matrix].loop
+        kinds = [one.kind for one in loop if one.kind == "wgmma" or (one.kind == "wgmma_wait" and one.amount == 0)]
+        count = kinds.count("wgmma") // self.kernel.unrolled
+        return 0 if count < _SERIAL or ("wgmma", "wgmma") in itertools.pairwise((*kinds, kinds[0])) else count
 
     @property
     def mhz(self) -> float:

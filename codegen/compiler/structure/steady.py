@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tilecast.codegen.compiler.flow import hides_scores
 from tilecast.codegen.compiler.opcodes import MATRIX, MMA_SYNC, TCGEN05, WGMMA, latency_of
@@ -76,7 +76,7 @@ def kernel_roles(shape: KernelShape, out_bytes: int = 0, masked: bool = False, l
     shape = _joined(shape)
     chosen = [one for role, loops in candidates(shape).items() if loops for one in _warps(role, loops, shape, masked)]
     chosen = _placed(at_base(chosen, shape))
-    chosen = _every_iteration(chosen)
+    chosen = _every_iteration(_without_tiles(chosen))
     chosen = [one for one in chosen if not multiplying or _is_paced(one.repeated)]
     chosen, unrolled = by_slot(chosen)
     chosen = [with_whole_phases(one) for one in chosen]
@@ -182,6 +182,41 @@ def _joined(shape: KernelShape) -> KernelShape:
     return joined(shape, {role: steady_of(loops, multiplying)[1] for role, loops in candidates(shape).items() if loops})
 
 
+def _without_tiles(chosen: Sequence[Steady]) -> list[Steady]:
+    """The same without roles that go round once a tile: they multiply nothing, others come to their barriers under a branch, and no
+    iteration waits for them.
+
+    (A warp of its own takes tiles and copies their Q.)  What others do for such a role under branches goes with it.
+    """
+
+    def slots(one: Steady, which: Callable[[Step], bool]) -> frozenset[object]:
+        return frozenset(slot for step in one.repeated if which(step) for slot in _slots(one.site(step)))
+
+    of_tiles = []
+    for one in chosen:
+        others = [other for other in chosen if other is not one]
+        given = slots(one, lambda step: step.kind not in ("wait", "named_wait"))
+        waited = frozenset().union(
+            *(slots(other, lambda step: "wait" in step.kind and not step.guard) for other in others)
+        )
+        seldom = frozenset().union(*(slots(other, lambda step: bool(step.guard)) for other in others))
+        multiplies = any(step.kind == "matrix" for step in one.repeated)
+        if not multiplies and slots(one, lambda _: True) & seldom and not given & waited:
+            of_tiles.append(one)
+    left = frozenset(slot for one in of_tiles for slot in slots(one, lambda _: True))
+    kept = [one for one in chosen if one not in of_tiles]
+    return _without_branches(kept, left) if of_tiles else kept
+
+
+def _without_branches(chosen: Sequence[Steady], seldom: frozenset[object]) -> list[Steady]:
+    """The same without branches around the uses of ``seldom`` barriers."""
+    kept = []
+    for one in chosen:
+        left = {step.guard for step in one.repeated if step.guard and _slots(one.site(step)) & seldom}
+        kept.append(dataclasses.replace(one, repeated=tuple(step for step in one.repeated if step.guard not in left)))
+    return kept
+
+
 def _every_iteration(chosen: Sequence[Steady]) -> list[Steady]:
     """The same without what only some iterations do: branches around the uses of barriers to which all come under a branch, or whose
     waits stand under one and to which nobody comes in a loop.
@@ -199,12 +234,7 @@ def _every_iteration(chosen: Sequence[Steady]) -> list[Steady]:
             used = _slots(one.site(step))
             (always if step.guard in multiplying else waited if step.kind == "wait" else brought).update(used)
             arrived.update(used if _kind(step) in _ARRIVALS else ())
-    seldom = (waited & brought | waited - arrived) - always
-    kept = []
-    for one in chosen:
-        left = {step.guard for step in one.repeated if step.guard and _slots(one.site(step)) & seldom}
-        kept.append(dataclasses.replace(one, repeated=tuple(step for step in one.repeated if step.guard not in left)))
-    return kept
+    return _without_branches(chosen, frozenset((waited & brought | waited - arrived) - always))
 
 
 def _slots(site: Barrier | None) -> frozenset[object]:

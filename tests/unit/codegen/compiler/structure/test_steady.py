@@ -90,6 +90,29 @@ def test_a_loop_that_meets_no_other_role_is_not_followed() -> None:
     assert list(loops_left_out(shape)) == [5]
 
 
+@pytest.mark.parametrize("paced", [False, True])
+def test_a_role_of_tiles_that_no_iteration_waits_for_is_not_followed(paced: bool) -> None:
+    """A warp that is asked for the next tile by the one that copies, under a predicate, and waits until Q is given back, under a branch;
+    followed where every iteration waits for what it gives."""
+    waits = ("SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR6+0x18], R3",) if paced else ()
+    rows = [
+        *ROLES,
+        *loop("load", "SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR6+0x8], R3", "SYNCS.ARRIVE.TRANS64 RZ, [UR6], R4",
+              "UTMALDG.2D [UR8], [UR6]", "@!P0 SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR6+0x20], RZ", "NOP"), "EXIT",
+        "consumers:", "UISETP.GT.U32.AND UP0, UPT, UR4, 0x3, UPT", "BRA.U UP0, {others}",
+        *loop("main", "SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR6], R3", *waits, "HGMMA.64x128x16.F32.BF16 R24, R88, gdesc[UR8], R24, gsb0",
+              "WARPGROUP.DEPBAR.LE gsb0, 0x0", "SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR6+0x8], RZ",
+              *under("UP3", "kept", GIVE_BACK, False), "NOP"), "EXIT",
+        "others:", "UISETP.NE.U32.AND UP0, UPT, UR4, 0x5, UPT", "@UP0 EXIT",
+        *loop("tiles", "SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR6+0x20], R3", "SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR6+0x10], R3",
+              "LDGSTS.E.BYPASS.128 [R9], [R2.64]", "SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR6+0x18], RZ", "NOP"), "EXIT",
+    ]  # fmt: skip
+    found = kernel_roles(kernel_shape(Binary("k.cubin", "kernel", "sm_90a", tuple(assemble(*rows)), 8, 1, 168, 0)))
+    assert [role.warp for role in found.roles] == [0, 4, *[5] * paced]
+    given_back = ("arrive", "0x410")
+    assert (given_back in uses(found)["warp 0 (matrix)"]) == paced
+
+
 def test_products_around_an_inner_loop_are_refused_in_a_sentence() -> None:
     inner = loop("softmax", "MUFU.EX2 R9, R9", "SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR6], R3")
     with pytest.raises(ShapeError, match=r"matrix products in an innermost loop.* found them only around loops"):
