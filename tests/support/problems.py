@@ -9,7 +9,8 @@ from tilecast.kernels import registry
 
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 DIMS = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)]
-#: Heads that kernels of the copy engine take as if they were wider, and those that are copied for them.
+#: Heads that kernels of the copy engine take as if they were wider, those that are copied for them, and 192 columns, which Hopper alone has
+#: kernels for.
 NARROWER = [
     (8, 8), (40, 40), (72, 72), (80, 80), (112, 112), (128, 64), (100, 100), (160, 160), (192, 192), (176, 104), (72, 144), (33, 250),
 ]  # fmt: skip
