@@ -137,16 +137,27 @@ def matrix(rows: int, columns: int, layout: str, dtype: Any, device: str = "cuda
     return numbers(rows, columns)
 
 
-def calls_of(problem: Drawn, before: Callable[..., Any] | None = None) -> tuple[dict[str, Callable[[], Any]], Any]:
-    """Column -> call that returns D, the first of which is ours, and C; ``before``: ours in an earlier form."""
+def tensors_of(problem: Drawn) -> tuple[Any, Any, Any, Any]:
+    """C, A, B and ``out`` of a problem, as they lie; None for a new D."""
+    import torch
+
+    dtype, wide = getattr(torch, problem.dtype), getattr(torch, problem.c_dtype)
+    a, b = matrix(problem.m, problem.k, problem.a, dtype), matrix(problem.k, problem.n, problem.b, dtype)
+    c = matrix(problem.m, problem.n, problem.c, wide)
+    out = {"new": None, "in place": c, "given": a.new_empty(problem.m, problem.n, dtype=wide)}[problem.place]  # fmt: skip
+    return c, a, b, out
+
+
+def calls_of(
+    problem: Drawn, tensors: tuple[Any, Any, Any, Any], before: Callable[..., Any] | None = None
+) -> dict[str, Callable[[], Any]]:
+    """Column -> call that returns D, of `tensors_of`, the first of which is ours; ``before``: ours in an earlier form."""
     import torch
 
     import tilecast
 
-    dtype, wide, factors = getattr(torch, problem.dtype), getattr(torch, problem.c_dtype), {"alpha": problem.alpha, "beta": problem.beta}  # fmt: skip
-    a, b = matrix(problem.m, problem.k, problem.a, dtype), matrix(problem.k, problem.n, problem.b, dtype)
-    c = matrix(problem.m, problem.n, problem.c, wide)
-    out = {"new": None, "in place": c, "given": a.new_empty(problem.m, problem.n, dtype=wide)}[problem.place]  # fmt: skip
+    c, a, b, out = tensors
+    dtype, wide, factors = a.dtype, c.dtype, {"alpha": problem.alpha, "beta": problem.beta}
 
     def addmm() -> Any:
         if wide is dtype:
@@ -165,7 +176,7 @@ def calls_of(problem: Drawn, before: Callable[..., Any] | None = None) -> tuple[
         found["apart_us"] = apart
     if before is not None:
         found["before_us"] = lambda: before(c, a, b, out=out, **factors)
-    return found, c
+    return found
 
 
 def difference(one: Callable[[], Any], other: Callable[[], Any], c: Any, kept: Any) -> float:
@@ -185,7 +196,8 @@ def measure(problem: Drawn, rounds: int, evict: Any, before: Callable[..., Any] 
 
     torch.manual_seed(0)
     row: dict[str, Any] = {name: getattr(problem, name) for name in Drawn.__dataclass_fields__}
-    (calls, c), notes, graphs = calls_of(problem, before), [], {}
+    tensors = tensors_of(problem)
+    c, calls, notes, graphs = tensors[0], calls_of(problem, tensors, before), [], {}
     kept = c.clone()
     for name, call in calls.items():
         try:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gemm_drawn import Drawn, calls_of, drawn
+from gemm_drawn import Drawn, calls_of, drawn, tensors_of
 from h200_gemm import LARGE_K, SMALL_K
 from measuring import csv_table, evicting, first_line, graph_of, listing, share_of, times_us
 
@@ -196,8 +196,8 @@ def measure(
     import torch
 
     torch.manual_seed(0)
-    (calls, c), notes = calls_of(problem), {}
-    a, b, out = operands(calls["us"])
+    c, a, b, out = tensors = tensors_of(problem)
+    calls, notes = calls_of(problem, tensors), {}
     added = (c if c.shape == (problem.m, problem.n) else c.expand(problem.m, problem.n)) if problem.beta else None
     d = torch.empty((problem.m, problem.n), dtype=c.dtype, device=c.device) if out is not c else c
     kept = c.clone()
@@ -235,12 +235,6 @@ def measure(
             us |= {"us": f"{statistics.median(found[key]):.2f}", "low_us": f"{min(found[key]):.2f}"}
         shown = 1 if name == "torch.addmm" else parts
         yield {**same, "copied": copied, "kernel": name, "form": form, "parts": shown, **us, "note": notes.get(key, "")}
-
-
-def operands(call: Callable[[], Any]) -> tuple[Any, Any, Any]:
-    """A, B and ``out`` of the call that `calls_of` gives first."""
-    kept = dict(zip(call.__code__.co_freevars, (cell.cell_contents for cell in call.__closure__ or ()), strict=True))
-    return kept["a"], kept["b"], kept["out"]
 
 
 def main() -> None:
