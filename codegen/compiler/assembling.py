@@ -13,12 +13,16 @@ from typing import Any
 #: PTX -> PTX; the same text where there is nothing to change.
 Change = Callable[[str], str]
 _NAME = "changed.ptx"
+#: What ptxas says to PTX of a release after its own.
+_OLDER = "Unsupported .version"
 
 
 def assembled_again(compiled: Any, change: Change, compile_with: Callable[..., Any]) -> Any:
-    """``compiled`` from changed PTX, made by ``compile_with(ir_override=path)``; itself where nothing changes, and where Triton keeps no PTX or
-    overrides none."""
+    """``compiled`` from changed PTX, made by ``compile_with(ir_override=path)``; itself where nothing changes, where Triton keeps no PTX or
+    overrides none, and where its assembler is older than that PTX: a cache that processes share may hold what torch.compile, which brings
+    an assembler of its own, has had compiled."""
     from triton.runtime.cache import get_cache_manager
+    from triton.runtime.errors import PTXASError
 
     try:
         ptx = compiled.asm["ptx"]
@@ -34,4 +38,8 @@ def assembled_again(compiled: Any, change: Change, compile_with: Callable[..., A
     try:
         return compile_with(ir_override=str(path))
     except (KeyError, TypeError):  # no option of this release
+        return compiled
+    except PTXASError as error:
+        if _OLDER not in str(error):
+            raise
         return compiled

@@ -96,6 +96,22 @@ def test_a_release_without_the_option_launches_what_it_has(cache: Path) -> None:
     assert assembled_again(compiled, with_evict_first, compile_with) is compiled
 
 
+def test_ptx_of_a_later_release_than_the_assembler_s_stays(cache: Path) -> None:
+    """A process in which torch.compile ran has another ptxas; what it wrote in Triton's cache is found by the next one, which has not."""
+    from triton.runtime.errors import PTXASError
+
+    compiled, said = SimpleNamespace(asm={"ptx": PTX}), []
+
+    def compile_with(**_: str) -> None:
+        raise PTXASError(said[-1])
+
+    said.append("ptxas changed.ptx, line 5; fatal   : Unsupported .version 9.0; current version is '8.7'")
+    assert assembled_again(compiled, with_evict_first, compile_with) is compiled
+    said.append("ptxas changed.ptx, line 9; error   : Unknown modifier '.evict'")
+    with pytest.raises(PTXASError, match="Unknown modifier"):
+        assembled_again(compiled, with_evict_first, compile_with)
+
+
 def test_a_launch_copies_once_up_to_what_its_module_says(torch, monkeypatch) -> None:
     from tilecast.kernels.serving import launching
 
