@@ -23,7 +23,7 @@ from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 from tilecast.validation.lab.measure.records import Measured, read
-from tilecast.validation.measured.kept import kept_profiles
+from tilecast.validation.measured.kept import AGAIN, as_written_now, kept_profiles
 from tilecast.validation.measured.recorded import generated_runs, read_profiles
 from tilecast.validation.measured.run import CODES, TABLE, forecast_rows
 from tilecast.validation.published.points import best_per_shape, load_points
@@ -87,8 +87,8 @@ def followed(progress: Progress = silent) -> list[Checked]:
 
 
 def at_hand(progress: Progress = silent) -> list[Checked]:
-    """Forecasts of the same kernels from the loops at hand, of those that have one."""
-    points = _runs()
+    """Forecasts of the same kernels from the loops at hand, of those that have one, against measurements of them as they are written now."""
+    points = as_written_now(_runs(), read(AGAIN))
     rows = forecast_rows(points, kept_profiles(points, None), None, progress)
     return [
         (

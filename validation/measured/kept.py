@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tilecast.base.data import MEASURED
 from tilecast.model.compiled.code import CodeKey, KernelCode
 from tilecast.model.compiled.loops.shelf import loop_at_hand
 from tilecast.model.families import parse_variant
@@ -15,6 +16,8 @@ from tilecast.model.machine.machine import load_machine
 from tilecast.validation.lab.measure.records import Measured
 from tilecast.validation.measured.recorded import Row
 
+#: The variants of the H200's tables whose loops are at hand, measured again as they are written now: the loops are today's.
+AGAIN = MEASURED / "h200_at_hand.csv"
 #: Shapes count where so many variants of a kernel were measured.
 LEAST = 8
 
@@ -36,6 +39,12 @@ class Pick:
     possible: float
     #: The first of all variants, each by machine code where its loop is at hand, else before compilation: no verb compares so.
     mixed: float
+
+
+def as_written_now(points: Iterable[Measured], again: Iterable[Measured]) -> list[Measured]:
+    """``points``, those that ``again`` has of the same GPU, kernel, variant and shape by its measurement."""
+    later = {point.key(): point for point in again}
+    return [replace(later.get(point.key(), point), role=point.role) for point in points]
 
 
 def kept_profiles(points: Iterable[Measured], machine: str | None) -> dict[CodeKey, KernelCode]:

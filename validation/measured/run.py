@@ -23,7 +23,7 @@ from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.validation.lab.measure.records import Measured, RecordError, read
-from tilecast.validation.measured.kept import Pick, kept_profiles, picks_of
+from tilecast.validation.measured.kept import AGAIN, Pick, as_written_now, kept_profiles, picks_of
 from tilecast.validation.measured.recorded import Row, generated_runs, read_profiles
 from tilecast.validation.measured.settled import SettledRow, settled_rows
 from tilecast.validation.statistics import ErrorSummary, grouped, rank_correlation, summarise
@@ -101,7 +101,8 @@ def run_measured(
 ) -> MeasuredReport:
     """Forecast every short-run row of ``table`` that is a kernel of ours, and the clock of sustained runs in either table.
 
-    With ``kept`` machine code is that of the loops at hand (`--level kept`), not of each kernel's own profile in ``codes``.
+    With ``kept`` machine code is that of the loops at hand (`--level kept`), not of each kernel's own profile in ``codes``, and what
+    was measured again as it is written now stands for what the tables here had of it.
     Raises RecordError and CodeError for files that are something else.
     """
     measured = read(table)
@@ -110,6 +111,8 @@ def run_measured(
         raise RecordError(
             f"{table}: holds no short runs of generated kernels: measure some with tilecast measure PLAN.toml"
         )
+    if kept and table.resolve().parent == DATA.resolve():
+        points = as_written_now(points, read(AGAIN))
     profiles = kept_profiles(points, machine) if kept else read_profiles(codes)
     rows = forecast_rows(points, profiles, machine, progress)
     usable = tuple(row for row in rows if not row.refused)
