@@ -128,7 +128,7 @@ class ModelError:
         if not self.rows:
             return f"model error unknown: {self.where}"
         return (
-            f"model error {self.mean:.0%} mean, {self.p90:.0%} p90, {self.bias:+.0%} bias over {self.rows} {self.where}"
+            f"model error {self.mean:.0%} mean, {self.p90:.0%} p90, {self.bias:+z.0%} bias over {self.rows} {self.where}"
         )
 
 
