@@ -137,6 +137,24 @@ def test_forecasts_before_compilation_hold(table: Path, count: int, mean: float,
 
 @pytest.mark.usefixtures("asked_for")
 @pytest.mark.parametrize(
+    ("level", "mean", "p90", "bias", "tau", "behind"),
+    [(COMPILED, 0.046, 0.092, 0.027, 0.94, 0.008), (BEFORE, 0.073, 0.17, 0.029, 0.87, 0.006)],
+)
+def test_forecasts_of_what_nobody_had_looked_at_hold(
+    level: str, mean: float, p90: float, bias: float, tau: float, behind: float
+) -> None:
+    """Variants and shapes that `tools/h200_fresh_plan.py` drew."""
+    report = run_measured(MEASURED / "h200_fresh.csv", codes=MEASURED / "h200_fresh_code.txt")
+    error, choices = report.headline[level]["held-out"], report.choices[level]["held-out"]
+    assert (error.count, len(choices.shapes)) == (264, 24)
+    assert (error.mean <= mean, error.p90 <= p90, abs(error.bias) <= bias) == (True, True, True), error
+    assert choices.median_tau >= tau
+    assert choices.median_regret == 0.0
+    assert fmean(choice.regret for choice in choices.shapes) <= behind
+
+
+@pytest.mark.usefixtures("asked_for")
+@pytest.mark.parametrize(
     ("level", "signs", "points", "weak"),
     [
         (COMPILED, 0.97, 2.55, {}),
