@@ -14,6 +14,7 @@ from tilecast.validation.ablations.effects import Score, score
 from tilecast.validation.ablations.pairs import Pair, paired, pairs
 from tilecast.validation.ablations.published import Case, Excluded, forecast_cases, load
 from tilecast.validation.lab.measure.records import Measured, RecordError, read
+from tilecast.validation.measured.kept import AGAIN, kept_profiles
 from tilecast.validation.measured.recorded import generated_runs, read_profiles
 from tilecast.validation.measured.run import CODES, TABLE, forecast_rows
 
@@ -29,6 +30,8 @@ class AblationReport:
     table: str
     gpus: tuple[str, ...]
     pairs: tuple[Pair, ...]
+    #: How many of ``pairs`` were measured again as their kernels are written now, forecast from the loops at hand.
+    again: int
     #: Rows that have no forecast, with the reason of the first.
     refused: int
     refusal: str
@@ -56,11 +59,31 @@ def run_ablations(
     cases = forecast_cases(lines, regime, progress) if lines else ()
     needed = sorted({i for one, other, _ in found for i in (one, other)})
     rows = forecast_rows([points[i] for i in needed], profiles, machine, progress)
+    first = pairs(rows)
+    made = first if table else measured_again(first, machine, progress)
+    again = sum(now is not then for now, then in zip(made, first, strict=True))
     refusals += [row.refused for row in rows if row.refused]
     return AblationReport(
-        regime, cases, tuple(excluded), str(path), tuple(sorted({points[i].gpu for i in needed})), pairs(rows), len(refusals),
+        regime, cases, tuple(excluded), str(path), tuple(sorted({points[i].gpu for i in needed})), made, again,
+        len(refusals),
         refusals[0] if refusals else "",
     )  # fmt: skip
+
+
+def measured_again(found: Sequence[Pair], machine: str | None = None, progress: Progress = silent) -> tuple[Pair, ...]:
+    """``found``, where both kernels of a pair were measured again (`AGAIN`) that of what they are by now, from the loops at hand.
+
+    So both are always of one generator.
+    """
+    points = read(AGAIN)
+    now = {
+        _ends(pair): pair for pair in pairs(forecast_rows(points, kept_profiles(points, machine), machine, progress))
+    }
+    return tuple(now.get(_ends(pair), pair) for pair in found)
+
+
+def _ends(pair: Pair) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    return pair.row_from.point.key(), pair.row_to.point.key()
 
 
 def _readable(path: Path, runs: Sequence[Measured]) -> tuple[list[Measured], list[str]]:

@@ -15,6 +15,7 @@ from tilecast.validation.ablations.effects import CLEAR, Effect, Score, score
 from tilecast.validation.ablations.pairs import Pair
 from tilecast.validation.ablations.published import Case
 from tilecast.validation.ablations.run import AblationReport, by_knob
+from tilecast.validation.measured.kept import AGAIN
 from tilecast.validation.measured.run import LEVELS
 
 #: A published range that does not hold 1 has a sign, however small the effect: its authors measured both sides in turns.
@@ -78,9 +79,10 @@ def _case_line(name: str, gpu: str, effect: Effect, says: str) -> str:
 
 
 def _measured(report: AblationReport, rows: bool) -> str:
+    again = f"; {report.again} of {AGAIN.name}, as their kernels are written now" if report.again else ""
     lines = [
         f"Measured pairs: {len(report.pairs)} of one shape whose variants differ in one knob ({', '.join(report.gpus)}; "
-        f"{Path(report.table).name}).",
+        f"{Path(report.table).name}{again}).",
         f"Signs are counted where the measured effect on speed exceeds {CLEAR:.0%}; off by: median, percentage points.",
         "",
         f"{'':<24}" + "".join(f"{level:>33}" for level in LEVELS),
@@ -149,6 +151,7 @@ def report_dict(report: AblationReport) -> dict[str, Any]:
         "measured": {
             "table": report.table,
             "gpus": list(report.gpus),
+            "again": report.again,
             "scores": {
                 level: {
                     **{name: _score_dict(found) for name, found in by_knob(report.pairs, level).items()},

@@ -11,8 +11,9 @@ from support import json_keys
 
 from tilecast.base.data import MEASURED
 from tilecast.cli import main
+from tilecast.validation.ablations import run as running
 from tilecast.validation.ablations.published import forecast_cases, load
-from tilecast.validation.ablations.run import run_ablations
+from tilecast.validation.ablations.run import measured_again, run_ablations
 from tilecast.validation.ablations.text import report_dict, report_text
 from tilecast.validation.lab.measure.records import Measured, append, read
 
@@ -108,3 +109,18 @@ def test_published_cases_are_printed_with_their_lines_and_what_is_left_out(table
     assert text.startswith("Published ablations: 1 forward cases, 13 more that cannot be forecast.")
     assert text.count("shape stated") == 4 and "backward: only the forward is forecast: fa4-bwd-2cta-full, " in text
     assert "\n\nMeasured pairs: " in text
+
+
+def test_pairs_of_which_both_kernels_were_measured_again_are_of_today(table: Path, tmp_path: Path, monkeypatch) -> None:
+    """Never one kernel of today beside one of before."""
+    found = run_ablations(table).pairs
+    one, other = found[0].row_from.point, found[0].row_to.point
+    lonely = [
+        p for p in found[1:] if one in (p.row_from.point, p.row_to.point) or other in (p.row_from.point, p.row_to.point)
+    ]
+    again = tmp_path / "again.csv"
+    append(again, [replace(one, cycles=3000.0), replace(other, cycles=1000.0)])
+    monkeypatch.setattr(running, "AGAIN", again)
+    now = measured_again(found)
+    assert now[0].effect.measured == pytest.approx(3.0)
+    assert lonely and now[1:] == found[1:]
