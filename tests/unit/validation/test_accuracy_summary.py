@@ -45,7 +45,7 @@ def test_regions_fall_back_from_the_gpu_to_its_kind_of_tensor_core() -> None:
     assert compiled.where == "measured kernels from machine code on any wgmma, 16 bit"
     kept = model_error(Workload(), load_machine("h200-sxm"), AT_HAND)
     assert kept.where == "measured kernels from loops at hand on h200-sxm, 16 bit"
-    assert compiled.mean < kept.mean < own.mean
+    assert max(compiled.mean, kept.mean) < own.mean
     unknown = model_error(Workload(), load_machine("gb10"))
     assert unknown.rows == 0
     assert unknown.sentence().startswith("model error unknown")
