@@ -114,18 +114,12 @@ def _plan_of_sooner(kernels: tuple[Any, Any, float], tensors: tuple[Any, ...], *
     """`_plan` of that of two kernels whose tiles take less time on all SMs."""
     module, taller, time = kernels
     q, k, *_ = tensors
-    sms = sm_count(q.device)
-    work, less = (_longest_program(kernel, q, k, sms) for kernel in (module, taller))
-    return _plan(module if work * time <= less else taller, tensors, *window)
-
-
-def _longest_program(module: Any, q: Any, k: Any, sms: int) -> int:
-    """Tiles of the program that has the most, or where some see fewer keys than others its keys."""
+    if not (q.numel() and k.numel()):
+        return _plan(module, tensors, *window)
     batch, heads, seqlen, _ = q.shape
-    if hasattr(module, "launch_of"):
-        return int(module.launch_of(batch, heads, k.shape[1], seqlen, k.shape[2], sms)[0])
-    rows = int(module.TILE_M.value)
-    return -(-int(batch * heads) * -(-int(seqlen) // rows) // sms)
+    sizes = int(batch), int(heads), int(k.shape[1]), int(seqlen), int(k.shape[2]), sm_count(q.device)
+    work, less = (kernel.launch_of(*sizes)[0] for kernel in (module, taller))
+    return _plan(module if work * time <= less else taller, tensors, *window)
 
 
 def backward_launcher(module: Any) -> Callable[..., None]:

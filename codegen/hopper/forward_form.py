@@ -132,7 +132,7 @@ class HopperForm(GluonKernel):
         lines += ["query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch * heads_q"]
         if self.scheduler == "grid":
             lines += ["programs = query_blocks * heads"]
-        elif self.counts_programs:
+        elif self.launch_of:
             lines += [
                 SMS_STATEMENT,
                 "_, programs, turns = launch_of(batch, heads_q, heads_kv, seqlen_q, seqlen_k, sms)",
@@ -145,12 +145,6 @@ class HopperForm(GluonKernel):
                 "turns = 2 * triton.cdiv(pairs, programs)",
                 "if query_blocks * heads <= sms:  # a program to each block",
                 "    programs, turns = query_blocks * heads, 1",
-            ]
-        elif self.scheduler == "persistent" and not self.masked:
-            lines += [
-                SMS_STATEMENT,
-                "turns = triton.cdiv(query_blocks * heads, sms)",
-                "programs = triton.cdiv(query_blocks * heads, turns)  # no more than all turns need",
             ]
         else:
             lines += [
@@ -174,11 +168,28 @@ class HopperForm(GluonKernel):
         return self.scheduler == "paired" and self.mask == "causal"
 
     @property
-    def limits_text(self) -> str:
-        """Of `soonest_launch`, what is the kernel's: keys that the start of a program costs, and when heads may take turns at tiles."""
-        bytes_each = 1 if self.fp8 else 2
-        most = most_keys(self.head_dim_qk, self.head_dim_v, bytes_each)
-        return f"{start_keys(self.head_dim_qk, self.head_dim_v)}, {most}, {sms_abreast(bytes_each)}"
+    def launch_of(self) -> tuple[str, ...]:
+        """What the first number is that the file's `launch_of` gives, and the lines of its body; nothing where it has none.
+
+        Of `soonest_launch` two more numbers are the kernel's: keys that the start of a program costs, and when heads may take turns at tiles.
+        """
+        if self.counts_programs:
+            bytes_each = 1 if self.fp8 else 2
+            most = most_keys(self.head_dim_qk, self.head_dim_v, bytes_each)
+            limits = f"{start_keys(self.head_dim_qk, self.head_dim_v)}, {most}, {sms_abreast(bytes_each)}"
+            return (
+                "keys",
+                f"heads, limits = (batch * heads_q, batch * heads_kv), ({limits})",
+                "return soonest_launch(seqlen_q, seqlen_k, *heads, sms, TILE_M.value, TILE_N.value, *limits)",
+            )
+        if self.scheduler == "persistent" and not self.masked:
+            return (
+                "tiles",
+                "tiles = triton.cdiv(seqlen_q, TILE_M.value) * batch * heads_q",
+                "turns = triton.cdiv(tiles, sms)",
+                "return turns, triton.cdiv(tiles, turns), turns  # no more programs than all turns need",
+            )
+        return ()
 
     @property
     def programs_text(self) -> str:

@@ -416,6 +416,16 @@ def attention(q_desc, k_desc, v_desc, out, lse, stride_b, stride_h, stride_s, se
     ], [4, 1], [232, 40])  # fmt: skip
 
 
+# -- how work is dealt -------------------------------------------------------------------------------------------------
+
+
+def launch_of(batch, heads_q, heads_kv, seqlen_q, seqlen_k, sms):
+    """(tiles of the program that has the most, programs, turns of each) of a launch."""
+    tiles = triton.cdiv(seqlen_q, TILE_M.value) * batch * heads_q
+    turns = triton.cdiv(tiles, sms)
+    return turns, triton.cdiv(tiles, turns), turns  # no more programs than all turns need
+
+
 # -- V as the matrix unit wants it -----------------------------------------------------------------------------------------
 KEYS = gl.constexpr(128)  # keys of a program of `prepare`
 PREPARE_WARPS = 4
@@ -507,8 +517,7 @@ def plan(q, k, v, out, lse, q_descale, k_descale, v_descale, v_t, factors, windo
         return ()
     query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch * heads_q
     sms = triton.runtime.driver.active.utils.get_device_properties(q.device.index)["multiprocessor_count"]
-    turns = triton.cdiv(query_blocks * heads, sms)
-    programs = triton.cdiv(query_blocks * heads, turns)  # no more than all turns need
+    _, programs, turns = launch_of(batch, heads_q, heads_kv, seqlen_q, seqlen_k, sms)
     sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, query_blocks, heads, turns, factors)
     boxes = ((q, [1, 1, ROWS.value, 128]), (k, [1, 1, TILE_N.value, 128]), (v_t, [1, 1, 128, TILE_N.value]))
     descriptors = [

@@ -546,8 +546,9 @@ def soonest_launch(
     middle = tiles[half : len(tiles) - half]
     most, programs, trips = dealt([*(tiles[i] + tiles[-1 - i] for i in range(half)), *middle] * heads)
     found = [(most, programs, 2 * trips)]
-    most, programs, turns = dealt([length for length in reversed(tiles) for _ in range(heads)])
-    found += [(most, programs, turns | 1)] * together
+    if together:
+        most, programs, turns = dealt([length for length in reversed(tiles) for _ in range(heads)])
+        found.append((most, programs, turns | 1))
     # Free SMs are over no sooner than the longest tile, nor than the mean of them all.
     least = max(tiles[-1] + start, -(-(sum(tiles) * heads + count * start) // sms))
     if least < min(found)[0]:

@@ -372,6 +372,16 @@ def attention(q_desc, k_desc, v_desc, out, lse, stride_b, stride_h, stride_s, se
     ], [4, 4, 1], [160, 160, 32])  # fmt: skip
 
 
+# -- how work is dealt -------------------------------------------------------------------------------------------------
+
+
+def launch_of(batch, heads_q, heads_kv, seqlen_q, seqlen_k, sms):
+    """(tiles of the program that has the most, programs, turns of each) of a launch."""
+    tiles = triton.cdiv(seqlen_q, TILE_M.value) * batch * heads_q
+    turns = triton.cdiv(tiles, sms)
+    return turns, triton.cdiv(tiles, turns), turns  # no more programs than all turns need
+
+
 def plan(q, k, v, out, lse, window_left, window_right):
     """Grid and arguments but the scale, () for empty tensors; ValueError for what the kernel does not take."""
     if (window_left, window_right) not in ((-1, -1),):
@@ -398,8 +408,7 @@ def plan(q, k, v, out, lse, window_left, window_right):
     ]
     query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch * heads_q
     sms = triton.runtime.driver.active.utils.get_device_properties(q.device.index)["multiprocessor_count"]
-    turns = triton.cdiv(query_blocks * heads, sms)
-    programs = triton.cdiv(query_blocks * heads, turns)  # no more than all turns need
+    _, programs, turns = launch_of(batch, heads_q, heads_kv, seqlen_q, seqlen_k, sms)
     eighths = None if head_dim_v == 64 else head_dim_v // 8
     sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, query_blocks, heads, turns, eighths)
     return (programs, 1, 1), (*descriptors, out, lse, *(n // 8 for n in out.stride()[:3]), *sizes)

@@ -127,9 +127,7 @@ class ModelError:
         """For people."""
         if not self.rows:
             return f"model error unknown: {self.where}"
-        return (
-            f"model error {self.mean:.0%} mean, {self.p90:.0%} p90, {self.bias:+z.0%} bias over {self.rows} {self.where}"
-        )
+        return f"model error {self.mean:.0%} mean, {self.p90:.0%} p90, {self.bias:+z.0%} bias over {self.rows} {self.where}"
 
 
 def model_error(workload: Workload, machine: Machine, level: str = BEFORE) -> ModelError:

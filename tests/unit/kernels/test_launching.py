@@ -73,10 +73,8 @@ def test_of_two_kernels_with_the_same_bits_the_faster_runs_or_nearly(shape, time
     torch = launching.torch
     entry = next(e for e in registry.read_index(registry.INDEX) if e.module == "hopper_ws_d64_full_short")
     name, time = entry.taller
-    modules = [
-        SimpleNamespace(name=n, TILE_M=SimpleNamespace(value=rows)) for n, rows in ((entry.module, 128), (name, 192))
-    ]
-    monkeypatch.setattr(launching, "_plan", lambda module, *given: module.name)
+    modules = [importlib.import_module(f"{registry.PACKAGE}.{module}") for module in (entry.module, name)]
+    monkeypatch.setattr(launching, "_plan", lambda module, *given: module.__name__.rpartition(".")[2])
     monkeypatch.setattr(launching, "sm_count", lambda device: 132)
     q = torch.empty(1, 1, 1, 64).expand(*shape, 64)
     taken = launching._plan_of_sooner((*modules, time), (q, q), -1, -1)
@@ -114,6 +112,21 @@ HEIGHTS = [  # (name of a tile of 128 rows, of 192, heads of q and k, of v, keys
     ("hopper_ws_d128_causal", "hopper_ws_d128_causal_long", 128, 128, 213, 0),
     ("hopper_ws_d192_128_full", "hopper_ws_d192_128_full_long", 192, 128, 197, -1),
 ]
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 2, 0, 5), (1, 2, 2, 5, 0), (0, 2, 2, 5, 5), (1, 0, 0, 5, 5)])
+@pytest.mark.parametrize(("low", "tall", "columns", "columns_v", "_", "right"), HEIGHTS)
+def test_nothing_is_launched_where_a_tensor_is_empty(
+    low: str, tall: str, columns: int, columns_v: int, _: int, right: int, sizes: tuple[int, ...]
+) -> None:
+    modules = [importlib.import_module(f"{registry.PACKAGE}.{name}") for name in (low, tall)]
+    batch, heads, heads_kv, queries, keys = sizes
+    q, k, v, out = (
+        launching.torch.empty(batch, *shape, dtype=launching.torch.bfloat16)
+        for shape in ((heads, queries, columns), (heads_kv, keys, columns), (heads_kv, keys, columns_v), (heads, queries, columns_v))
+    )  # fmt: skip
+    tensors = (q, k, v, out, launching.torch.empty(batch, heads, queries))
+    assert launching._plan_of_sooner((*modules, 1.5), tensors, -1, right) is False
 
 
 @pytest.mark.parametrize(("low", "tall", "columns", "columns_v", "keys", "right"), HEIGHTS)
