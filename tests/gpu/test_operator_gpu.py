@@ -138,6 +138,18 @@ def test_accuracy_of_unequal_lengths_and_empty_rows(dims, lengths, mask, record)
     check(*inputs(2, 4, 2, *lengths, *dims, torch.bfloat16), window_of(mask, max(lengths)), record)
 
 
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (0, 0)], ids=str)
+@pytest.mark.parametrize(("batch", "lengths"), [(2, (0, 5)), (2, (5, 0)), (2, (0, 700)), (0, (5, 5))], ids=str)
+def test_empty_tensors(batch, lengths, heads, dims, mask) -> None:
+    """A query that sees no key has a result of 0, and the logarithm of a sum of nothing."""
+    q, k, v = inputs(batch, *heads, *lengths, *dims, torch.bfloat16)
+    out, lse = attention(q, k, v, window=window_of(mask, 5), return_lse=True)
+    assert out.shape == (*q.shape[:3], dims[1]) and lse.shape == q.shape[:3]
+    assert bool((out == 0).all()) and bool((lse == float("-inf")).all())
+
+
 @pytest.mark.parametrize(
     "window", [(0, 0), (1, 1), (64, 0), (300, 0), (-1, 5), (17, -1), (0, 200), (128, 128)], ids=str
 )
