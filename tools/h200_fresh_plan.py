@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import random
 
-from tilecast.codegen.shipping.ship import read_list
-from tilecast.model.families import find_family, parse_variant, writable
-from tilecast.model.kernel.variant import Variant, variant_text
-from tilecast.model.kernel.workload import Workload
-from tilecast.model.machine.machine import load_machine
+from h200_tuner_plan import shipped_variants, writable_variants
 
-MACHINE, FAMILY = "h200-sxm", "hopper_ws"
+from tilecast.model.families import find_family
+from tilecast.model.kernel.variant import variant_text
+from tilecast.model.kernel.workload import Workload
+
+FAMILY = "hopper_ws"
 SHAPES, VARIANTS = 24, 10
 DIMS = ((64, 64), (128, 128), (192, 128), (256, 256))
 HEADS = ((8, 8), (16, 16), (32, 32), (32, 8), (14, 2), (24, 3), (10, 10))
@@ -40,30 +40,17 @@ def shape(draw: random.Random) -> Workload:
             return work
 
 
-def shipped(work: Workload) -> list[Variant]:
-    """What ships for the head dimension and mask."""
-    family = find_family(FAMILY)
-    return [
-        parse_variant(f"family={family.name},{row.variant}")
-        for row in read_list()
-        if find_family(row.family) == family
-        and (row.workload.head_dim_qk, row.workload.head_dim_v) == (work.head_dim_qk, work.head_dim_v)
-        and row.workload.mask == work.mask
-        and row.workload.dtype == work.dtype
-    ]
-
-
 def plan(seed: int) -> str:
     """The plan as TOML."""
-    draw, family, machine = random.Random(seed), find_family(FAMILY), load_machine(MACHINE)
+    draw, family = random.Random(seed), find_family(FAMILY)
     out = [
         f"# Variants and shapes of seed {seed}, written by h200_fresh_plan.py: docs/accuracy.md.  No forecast chose them.",
         f'title = "hopper_ws drawn, seed {seed}"',
     ]
     for _ in range(SHAPES):
         work = shape(draw)
-        space = [v for v in family.space(work, machine) if writable(v, work, machine).legal]
-        first = [v for v in shipped(work) if v in space][:1]
+        space = writable_variants(family, work)
+        first = [v for v in shipped_variants(family, work) if v in space][:1]
         chosen = [*first, *draw.sample([v for v in space if v not in first], VARIANTS)]
         out += ["", "[[group]]", 'role = "held-out"', "variants = ["]
         out += [f'  "{FAMILY}:{variant_text(v).partition(",")[2]}",' for v in chosen]

@@ -25,12 +25,14 @@ SHAPES = {
 }
 
 
-def _writable(family: Family, work: Workload) -> tuple[Variant, ...]:
+def writable_variants(family: Family, work: Workload) -> tuple[Variant, ...]:
+    """Every variant of the family that is written for the problem."""
     machine = load_machine(MACHINE)
     return tuple(v for v in family.space(work, machine) if writable(v, work, machine).legal)
 
 
-def _shipped(family: Family, work: Workload) -> list[Variant]:
+def shipped_variants(family: Family, work: Workload) -> list[Variant]:
+    """What ships for the head dimensions and mask, as the list has it."""
     rows = [
         row
         for row in read_list()
@@ -52,7 +54,7 @@ def plan() -> str:
         out += ["", "[[group]]", 'role = "held-out"', "variants = ["]
         for name, count in (("hopper_ws", HOPPER), ("triton", TRITON)):
             family = find_family(name)
-            for variant in sample(_writable(family, work), count, _shipped(family, work)):
+            for variant in sample(writable_variants(family, work), count, shipped_variants(family, work)):
                 out.append(f'  "{name}:{variant_text(variant).partition(",")[2]}",')
         out += ["]", "shapes = ["]
         mask = ", causal = true" if causal else ""
