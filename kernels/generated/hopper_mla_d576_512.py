@@ -34,6 +34,7 @@ REINTERPRET_IS_PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reint
 
 TILE_M = gl.constexpr(64)  # rows of a tile: query heads, for each query; the M of wgmma
 TILE_N = gl.constexpr(64)  # keys of a block
+TURNED_ROWS = gl.constexpr(8)  # rows of a tile where splits are dealt out and have no more: the N of wgmma
 SLOTS = gl.constexpr(2)  # blocks that are in flight or being multiplied
 Q_SLOTS, LEFT_SLOTS = gl.constexpr(1), gl.constexpr(4)  # tiles of Q that are there, items that wait to be merged
 COLUMNS = gl.constexpr(64)  # columns of a piece of a block: 128 bytes, the widest row that shared memory swizzles
@@ -72,6 +73,24 @@ PROGRAMS = 1
 # A row of an accumulator lives in the four lanes of a quad.
 ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
 SCORES = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
+# Where splits have few rows these are the N of wgmma, and keys, then columns of O, its M, of which none is wasted: (key or column, row).  Every
+# sum has its terms in the same order, so a row has the same bits.  Softmax has (row, key) as SCORES deals them out, the same rows in each warp.
+TURNED = gl.constexpr(
+    gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, TURNED_ROWS, 16])
+)
+TURNED_SCORES = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1], *([0, 8 << i] for i in range(3))],
+        [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
+        [[0, 0], [0, 0]],
+        [],
+        [TURNED_ROWS, TILE_N],
+    )
+)
+TURNED_SCORE_ROWS, TURNED_ROWS_OF_O = (
+    gl.constexpr(gl.SliceLayout(1, TURNED_SCORES)),
+    gl.constexpr(gl.SliceLayout(0, TURNED)),
+)
 SCORE_ROWS, ROWS_OF_O = gl.constexpr(gl.SliceLayout(1, SCORES)), gl.constexpr(gl.SliceLayout(1, ACCUMULATOR))
 SWIZZLED = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
 # 16 bytes to a thread: rows of Q that the load warp copies, and the block of V whose end must be cleared.
@@ -102,7 +121,6 @@ READ = gl.constexpr("mov.b32 $0, within;")
 MOVE = gl.constexpr("""{ .reg .pred some, own; .reg .f32 low, high; sub.rn.f32 low, $2, $4; sub.rn.f32 high, $3, $5;
 setp.gt.f32 some, low, $6; setp.gt.or.f32 some, high, $6, some; vote.sync.any.pred some, some, -1; selp.b32 within, 0, 1, some;
 setp.gt.and.f32 own, low, $6, some; selp.b32 $0, $2, $4, own; setp.gt.and.f32 own, high, $6, some; selp.b32 $1, $3, $5, own; }""")
-
 # The sequences of a launch; its tensors of rows (strides in units of 8 elements); where splits leave what they have.
 Batch = namedtuple(
     "Batch",
@@ -667,7 +685,7 @@ def clear_rows(pieces, n, count, FIRST: gl.constexpr):
 @gluon.jit
 def partial_sums(p):
     """Sums over the columns that one thread holds."""
-    return gl.sum(gl.sum(gl.reshape(p, [TILE_M, TILE_N // 8, 4, 2]), axis=3), axis=1)
+    return gl.sum(gl.sum(gl.reshape(p, [p.shape[0], TILE_N // 8, 4, 2]), axis=3), axis=1)
 
 
 @gluon.jit
@@ -1046,6 +1064,69 @@ def attend(
 
 
 @gluon.jit
+def scores_turned(items, ring, n):
+    """S = Q K^T of a block, asked for as (key, row)."""
+    s = gl.zeros([TILE_N, TURNED_ROWS], gl.float32, layout=TURNED)
+    slot = n % SLOTS
+    wait(ring.left_full, n)
+    for i in gl.static_range(HALF_PIECES):
+        q = items.q_halves.index(i * (TILE_M // TURNED_ROWS)).permute((1, 0))
+        s = warpgroup_mma(ring.pieces.index(slot * V_PIECES + i), q, s, use_acc=i > 0, is_async=True)
+    wait(ring.right_full, n)
+    for i in gl.static_range(HALF_PIECES, V_PIECES):
+        q = items.q_halves.index(i * (TILE_M // TURNED_ROWS)).permute((1, 0))
+        s = warpgroup_mma(ring.pieces.index(slot * V_PIECES + i), q, s, is_async=True)
+    for i in gl.static_range(TAIL_PIECES):
+        q = items.q_halves.index((V_PIECES + i) * (TILE_M // TURNED_ROWS)).permute((1, 0))
+        s = warpgroup_mma(ring.tail.index(slot * TAIL_PIECES + i), q, s, is_async=True)
+    return s
+
+
+@gluon.jit
+def weigh_turned(
+    s,
+    link,
+    m,
+    key,
+    state,
+    first_key,
+    last_key,
+    whole_begin,
+    whole_end,
+    scale_log2,
+    cap_log2,
+    CAPPED: gl.constexpr,
+    ONE: gl.constexpr,
+):
+    """Softmax of a block's scores as `attend` does it, and P for the right warpgroup, which has all of O."""
+    row_max, row_sums = state
+    if CAPPED:
+        s = cap_log2 - 2.0 * cap_log2 / (gl.exp2(s * scale_log2) + 1.0)  # cap * tanh(score / cap)
+        factor = 1.0
+    else:
+        factor = scale_log2
+    if (key < whole_begin) | (key + TILE_N > whole_end):
+        keys = key + gl.arange(0, TILE_N, layout=gl.SliceLayout(0, TURNED_SCORES))
+        if ONE:
+            s = gl.where(((keys >= first_key) & (keys <= last_key))[None, :], s, float("-inf"))
+        else:
+            s = gl.where((keys[None, :] >= first_key[:, None]) & (keys[None, :] <= last_key[:, None]), s, float("-inf"))
+    grown = gl.maximum(row_max, gl.max(s, 1) * factor)
+    new_max = gl.where(grown - row_max > 8.0, grown, row_max)
+    correction = mufu_exp2(row_max - new_max)
+    p = mufu_exp2(s * factor - new_max[:, None])
+    sums = partial_sums(p)
+    row_sums = row_sums * gl.convert_layout(correction, gl.SliceLayout(1, row_sums.type.layout))[:, None] + sums
+    wait_empty(link.taken, m)
+    link.factors.index(0).store(correction)
+    link.p.store(p.to(link.p.dtype))
+    fence_async_shared()
+    meet()
+    arrive(link.told, m)
+    return new_max, row_sums
+
+
+@gluon.jit
 def store_rows(pointer, piece, o, offsets, there):
     """A piece of O."""
     columns = piece * COLUMNS + gl.arange(0, o.shape[1], layout=gl.SliceLayout(0, o.type.layout))
@@ -1247,22 +1328,32 @@ def keep_part(scratch, slot, row_max, row_sum, o, part, row, there):
 
 
 @gluon.jit
+def store_log_sum(log_sum, query, head, there, item, batch, rows):
+    """Write the log-sum-exp of rows, where it is asked for."""
+    if rows.lse is not None:
+        at = item.b.to(gl.int64) * rows.stride_lb
+        if batch.cu_q is not None:
+            at = gl.load(batch.cu_q + item.b).to(gl.int64) * rows.stride_ls
+        places = query.to(gl.int64) * rows.stride_ls + head.to(gl.int64) * rows.stride_lh
+        gl.store(rows.lse + at + places, log_sum, mask=there)
+
+
+@gluon.jit
+def out_places(query, head, item, batch, rows):
+    """(where the results of a sequence begin, and those of rows from there on)."""
+    start = item.b.to(gl.int64) * (rows.stride_ob * 8)
+    if batch.cu_q is not None:
+        start = gl.load(batch.cu_q + item.b).to(gl.int64) * (rows.stride_os * 8)
+    return start, query.to(gl.int64) * (rows.stride_os * 8) + head * (rows.stride_oh * 8)
+
+
+@gluon.jit
 def finish_part(row_max, row_sum, o, part, query, head, there, item, batch, rows):
     """Write some columns of rows, and with the first of them their log-sum-exp."""
     factor, log_sum = normal(row_max, row_sum, head, there, rows)
-    b_long = item.b.to(gl.int64)
-    start = b_long * (rows.stride_ob * 8)
-    if batch.cu_q is not None:
-        q_start = gl.load(batch.cu_q + item.b).to(gl.int64)
-        start = q_start * (rows.stride_os * 8)
     if part == 0:
-        if rows.lse is not None:
-            at = b_long * rows.stride_lb
-            if batch.cu_q is not None:
-                at = q_start * rows.stride_ls
-            places = query.to(gl.int64) * rows.stride_ls + head.to(gl.int64) * rows.stride_lh
-            gl.store(rows.lse + at + places, log_sum, mask=there)
-    offsets = query.to(gl.int64) * (rows.stride_os * 8) + head * (rows.stride_oh * 8)
+        store_log_sum(log_sum, query, head, there, item, batch, rows)
+    start, offsets = out_places(query, head, item, batch, rows)
     store_rows(rows.out + start, part * (MERGED_COLUMNS // COLUMNS), o * factor[:, None], offsets, there)
 
 
@@ -1491,6 +1582,85 @@ def attend_item(
 
 
 @gluon.jit
+def attend_turned(item, turn, n, m, ring, link, items, batch, rows, scratch, CAPPED: gl.constexpr, ONE: gl.constexpr):
+    """Scores and softmax of a split of few rows; what its rows have left of maxima and sums."""
+    scale_log2 = rows.scale_log2
+    if rows.k_scales is not None:
+        scale_log2 *= gl.load(rows.k_scales + item.b * rows.stride_kb)
+    row = gl.arange(0, TURNED_ROWS, layout=TURNED_SCORE_ROWS)
+    there = item.tile * TILE_M + row < item.q_len * batch.group
+    diagonal = item.k_len - item.q_len
+    query, head = queries_and_heads(batch, item, row, ONE)
+    seen = gl.to_tensor(0) if ONE else query
+    first_key = seen + diagonal - batch.left
+    last_key = gl.minimum(seen + diagonal + batch.right, item.k_len - 1)
+    whole_begin = item.high + diagonal - batch.left
+    whole_end = gl.minimum(item.low + diagonal + batch.right + 1, item.k_len)
+    row_max = gl.full([TURNED_ROWS], LOWEST, gl.float32, layout=TURNED_SCORE_ROWS)
+    state = row_max, partial_sums(gl.zeros([TURNED_ROWS, TILE_N], gl.float32, layout=TURNED_SCORES))
+    wait(items.q_full, turn)
+    fence_async_shared()  # the load warp's copies are not the copy engine's
+    if item.begin < item.end:
+        s = scores_turned(items, ring, n)
+        key = item.begin
+        for following in range(item.begin + TILE_N, item.end, TILE_N):
+            made = gl.convert_layout(gl.permute(warpgroup_mma_wait(0, deps=[s]), (1, 0)), TURNED_SCORES)
+            n += 1
+            s = scores_turned(items, ring, n)  # under this block's softmax
+            state = weigh_turned(
+                made,
+                link,
+                m,
+                key,
+                state,
+                first_key,
+                last_key,
+                whole_begin,
+                whole_end,
+                scale_log2,
+                rows.cap_log2,
+                CAPPED,
+                ONE,
+            )
+            m += 1
+            key = following
+        made = gl.convert_layout(gl.permute(warpgroup_mma_wait(0, deps=[s]), (1, 0)), TURNED_SCORES)
+        n += 1
+        state = weigh_turned(
+            made,
+            link,
+            m,
+            key,
+            state,
+            first_key,
+            last_key,
+            whole_begin,
+            whole_end,
+            scale_log2,
+            rows.cap_log2,
+            CAPPED,
+            ONE,
+        )
+        m += 1
+    arrive(items.q_empty, turn)
+    row_max, row_sums = state
+    row_sum = gl.convert_layout(gl.sum(row_sums, 1), TURNED_SCORE_ROWS)
+    factor, log_sum = normal(row_max, row_sum, head, there, rows)
+    tell(link, m, (factor,))
+    m += 1
+    if item.splits == 1:
+        store_log_sum(log_sum, query, head, there, item, batch, rows)
+    else:
+        sums = sums_of(scratch, first_slot(scratch, item, batch) + item.split)
+        gl.store(sums + row, row_max, mask=there)
+        gl.store(sums + (scratch.slot_rows + row), row_sum, mask=there)
+    wait_empty(items.left_empty, turn)
+    meet()  # all threads have stored before one of them says so
+    arrive(items.left, turn)
+    return n, m
+
+
+@gluon.jit
 def groups_before(piece, row, items, batch, scratch, waited):
     """Once the program before has joined its groups, maxima and sums of all groups so far."""
     if waited == 0:
@@ -1570,6 +1740,7 @@ def attend_role(
     ONE: gl.constexpr,
     PLANNED: gl.constexpr,
     CHAINED: gl.constexpr,
+    TURNS: gl.constexpr,
 ):
     """Scores, softmax and the left half of O of every item of this program."""
     n, m, turn = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
@@ -1603,8 +1774,13 @@ def attend_role(
             ends = ends_of(batch, first, done, PLANNED, 4)
             total = gl.max(ends, 0)
             while number < total:
-                piece = whole_piece(item_of(batch, first, ends, done, number, ONE))
-                n, m = attend_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, CAPPED, ONE, CHAINED)
+                item = item_of(batch, first, ends, done, number, ONE)
+                if TURNS:
+                    n, m = attend_turned(item, turn, n, m, ring, link, items, batch, rows, scratch, CAPPED, ONE)
+                else:
+                    n, m = attend_item(
+                        whole_piece(item), turn, n, m, ring, link, items, batch, rows, scratch, CAPPED, ONE, CHAINED
+                    )
                 turn += 1
                 number += gl.num_programs(0)
             done = total
@@ -1715,6 +1891,64 @@ def right_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, ONE: 
 
 
 @gluon.jit
+def right_turned(item, turn, n, m, ring, link, items, batch, rows, scratch, ONE: gl.constexpr):
+    """O of a split of few rows, as (column, row)."""
+    low = gl.zeros([HALF, TURNED_ROWS], gl.float32, layout=TURNED)
+    high = gl.zeros([HALF, TURNED_ROWS], gl.float32, layout=TURNED)
+    for key in range(item.begin, item.end, TILE_N):
+        wait(link.told, m)
+        factors = link.factors.index(0).load(TURNED_ROWS_OF_O)
+        if some_below(factors):
+            low, high = low * factors[None, :], high * factors[None, :]
+        wait(ring.left_full, n)
+        wait(ring.right_full, n)
+        if key + TILE_N > item.k_len:
+            clear_rows(ring.pieces, n, item.k_len - key, 0)
+            clear_rows(ring.pieces, n, item.k_len - key, HALF_PIECES)
+        p = link.p.permute((1, 0))
+        low = warpgroup_mma(ring.halves.index(n % SLOTS * 2).permute((1, 0)), p, low, is_async=True)
+        high = warpgroup_mma(ring.halves.index(n % SLOTS * 2 + 1).permute((1, 0)), p, high, is_async=True)
+        low, high = warpgroup_mma_wait(0, deps=[low, high])
+        arrive(ring.left_empty, n)
+        arrive(ring.right_empty, n)
+        arrive(link.taken, m)
+        n += 1
+        m += 1
+    if rows.v_scales is not None:
+        v_scale = gl.load(rows.v_scales + item.b * rows.stride_vb)
+        low, high = low * v_scale, high * v_scale
+    wait(link.told, m)
+    factor = link.factors.index(0).load(TURNED_ROWS_OF_O)
+    meet()  # all threads have read before one of them says so
+    arrive(link.taken, m)
+    m += 1
+    row = gl.arange(0, TURNED_ROWS, layout=TURNED_ROWS_OF_O)
+    there = item.tile * TILE_M + row < item.q_len * batch.group
+    if item.splits == 1:
+        query, head = queries_and_heads(batch, item, row, ONE)
+        start, offsets = out_places(query, head, item, batch, rows)
+        store_turned(rows.out + start, 0, low * factor[None, :], offsets, there)
+        store_turned(rows.out + start, HALF, high * factor[None, :], offsets, there)
+    else:
+        at = scratch.partials + (first_slot(scratch, item, batch) + item.split) * scratch.slot_rows * (
+            V_PIECES * COLUMNS
+        )
+        store_turned(at, 0, low, row * (V_PIECES * COLUMNS), there)
+        store_turned(at, HALF, high, row * (V_PIECES * COLUMNS), there)
+    wait_empty(items.left_empty, turn)
+    meet()  # all threads have stored before one of them says so
+    arrive(items.left, turn)
+    return n, m
+
+
+@gluon.jit
+def store_turned(pointer, first, o, offsets, there):
+    """Half of O, of (column, row)."""
+    columns = first + gl.arange(0, HALF, layout=gl.SliceLayout(1, TURNED))
+    gl.store(pointer + (offsets[None, :] + columns[:, None]), o.to(pointer.dtype.element_ty), mask=there[None, :])
+
+
+@gluon.jit
 def join_right(piece, turn, n, m, link, batch, rows, scratch, ONE: gl.constexpr):
     """The right half of what `join_item` joins."""
     chunks, count = piece.chunks, piece.item.q_len * batch.group - piece.item.tile * TILE_M
@@ -1764,16 +1998,22 @@ def join_right(piece, turn, n, m, link, batch, rows, scratch, ONE: gl.constexpr)
 def finish_half(o, row, there, item, batch, rows, ONE: gl.constexpr):
     """Write the right half of rows of a tile."""
     query, head = queries_and_heads(batch, item, row, ONE)
-    start = item.b.to(gl.int64) * (rows.stride_ob * 8)
-    if batch.cu_q is not None:
-        start = gl.load(batch.cu_q + item.b).to(gl.int64) * (rows.stride_os * 8)
-    offsets = query.to(gl.int64) * (rows.stride_os * 8) + head * (rows.stride_oh * 8)
+    start, offsets = out_places(query, head, item, batch, rows)
     store_rows(rows.out + start, HALF_PIECES, o, offsets, there)
 
 
 @gluon.jit
 def right_role(
-    ring, link, items, batch, rows, scratch, ONE: gl.constexpr, PLANNED: gl.constexpr, CHAINED: gl.constexpr
+    ring,
+    link,
+    items,
+    batch,
+    rows,
+    scratch,
+    ONE: gl.constexpr,
+    PLANNED: gl.constexpr,
+    CHAINED: gl.constexpr,
+    TURNS: gl.constexpr,
 ):
     """The right half of O of every item of this program."""
     batch = Batch(
@@ -1857,8 +2097,13 @@ def right_role(
             ends = ends_of(batch, first, done, PLANNED, 4)
             total = gl.max(ends, 0)
             while number < total:
-                piece = whole_piece(item_of(batch, first, ends, done, number, ONE))
-                n, m = right_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, ONE, CHAINED)
+                item = item_of(batch, first, ends, done, number, ONE)
+                if TURNS:
+                    n, m = right_turned(item, turn, n, m, ring, link, items, batch, rows, scratch, ONE)
+                else:
+                    n, m = right_item(
+                        whole_piece(item), turn, n, m, ring, link, items, batch, rows, scratch, ONE, CHAINED
+                    )
                 turn += 1
                 number += gl.num_programs(0)
             done = total
@@ -1869,6 +2114,13 @@ def wide(pieces, COUNT: gl.constexpr):
     """Pieces as halves of V's columns."""
     reinterpret: gl.constexpr = pieces.reinterpret if REINTERPRET_IS_PUBLIC else pieces._reinterpret
     return reinterpret(pieces.dtype, [COUNT, TILE_N, HALF], SWIZZLED)
+
+
+@gluon.jit
+def narrow(pieces):
+    """Pieces of Q as pieces of few rows, of which the first is that of a tile's first rows."""
+    reinterpret: gl.constexpr = pieces.reinterpret if REINTERPRET_IS_PUBLIC else pieces._reinterpret
+    return reinterpret(pieces.dtype, [Q_SLOTS * QK_PIECES * (TILE_M // TURNED_ROWS), TURNED_ROWS, COLUMNS], SWIZZLED)
 
 
 @gluon.jit
@@ -1972,7 +2224,9 @@ def attention(q_ptr, k_desc, q_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
     scratch = Scratch(partials, arrived, count * heads_kv * split_tiles, split_bound, slot_rows, split_tiles)
     gl.inline_asm_elementwise(DECLARE, "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1)
     q = gl.allocate_shared_memory(k_desc.dtype, [QK_PIECES, TILE_M, COLUMNS], SWIZZLED)
-    if Q_ROWS < TILE_M:
+    # Few rows of splits that are dealt out.
+    turns: gl.constexpr = Q_ROWS == TURNED_ROWS and not CHAINED
+    if Q_ROWS < TILE_M and not turns:
         for i in gl.static_range(QK_PIECES):
             q.index(i).store(gl.zeros([TILE_M, COLUMNS], k_desc.dtype, layout=LOADED))
     stats = gl.allocate_shared_memory(gl.float32, [4, TILE_M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -1987,7 +2241,7 @@ def attention(q_ptr, k_desc, q_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
         left, left_empty = barriers(LEFT_SLOTS, 2), barriers(LEFT_SLOTS)
     items = Items(
         q,
-        wide(q, 2),
+        narrow(q) if turns else wide(q, 2),
         in_boxes(q, q_desc, Q_ROWS) if BOXED else q,
         barriers(Q_SLOTS, 1 if BOXED else 32),
         barriers(Q_SLOTS),
@@ -1996,20 +2250,21 @@ def attention(q_ptr, k_desc, q_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
         stats,
     )
     ring = allocate_ring(k_desc)
-    factors = gl.allocate_shared_memory(gl.float32, [2, TILE_M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    p = gl.allocate_shared_memory(k_desc.dtype, [TILE_M, TILE_N], SWIZZLED)
+    held: gl.constexpr = TURNED_ROWS if turns else TILE_M
+    factors = gl.allocate_shared_memory(gl.float32, [2, held], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    p = gl.allocate_shared_memory(k_desc.dtype, [held, TILE_N], SWIZZLED)
     link = Link(factors, p, barriers(1), barriers(1))
     fence_async_shared()
     if CHAINED:
         gl.warp_specialize([
-            (attend_role, (ring, link, items, batch, rows, scratch, CAPPED, ONE, PLANNED, CHAINED)),
-            (right_role, (ring, link, items, batch, rows, scratch, ONE, PLANNED, CHAINED)),
+            (attend_role, (ring, link, items, batch, rows, scratch, CAPPED, ONE, PLANNED, CHAINED, turns)),
+            (right_role, (ring, link, items, batch, rows, scratch, ONE, PLANNED, CHAINED, turns)),
             (load_role, (k_desc, q_desc, ring, items, rows, batch, scratch, PAGE, ONE, PLANNED, Q_ROWS, CHAINED, BOXED)),
         ], [4, 1], [224, 40])  # fmt: skip
     else:
         gl.warp_specialize([
-            (attend_role, (ring, link, items, batch, rows, scratch, CAPPED, ONE, PLANNED, CHAINED)),
-            (right_role, (ring, link, items, batch, rows, scratch, ONE, PLANNED, CHAINED)),
+            (attend_role, (ring, link, items, batch, rows, scratch, CAPPED, ONE, PLANNED, CHAINED, turns)),
+            (right_role, (ring, link, items, batch, rows, scratch, ONE, PLANNED, CHAINED, turns)),
             (merge_role, (items, batch, rows, scratch, ONE, PLANNED)),
             (load_role, (k_desc, q_desc, ring, items, rows, batch, scratch, PAGE, ONE, PLANNED, Q_ROWS, CHAINED, BOXED)),
         ], [4, 4, 1], [160, 104, 40])  # fmt: skip
@@ -2129,7 +2384,14 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
     layout = gl.NVMMASharedLayout.get_default_for(box, KINDS[str(q.dtype)])
     k_boxes = q_boxes = _descriptor(k, box, layout)
     chained = _chained(batch, heads_kv, group, seqlen_q, seqlen_k, sms)
-    one, q_rows = seqlen_q == 1 and group <= tile_m, FEW_ROWS if seqlen_q * group <= FEW_ROWS else tile_m
+    one, q_rows = (
+        seqlen_q == 1 and group <= tile_m,
+        TURNED_ROWS.value
+        if seqlen_q * group <= TURNED_ROWS.value and not chained
+        else FEW_ROWS
+        if seqlen_q * group <= FEW_ROWS
+        else tile_m,
+    )
     boxed = one and all(n > 0 for n, extent in zip(q.stride(), q.shape) if extent > 1)
     if boxed:
         q_box = [1, q_rows, 1, COLUMNS.value]

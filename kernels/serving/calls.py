@@ -48,6 +48,7 @@ def attention_kvcache(
     cu_seqlens_q: torch.Tensor | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
+    head_dim_v: int | None = None,
     causal: bool = False,
     window: tuple[int, int] | None = None,
     scale: float | None = None,
@@ -75,6 +76,7 @@ def attention_kvcache(
     neighbours (GPT-J), otherwise halves (GPT-NeoX, Llama in transformers).  Needs k and v; positions beyond the tables count as the last.
     max_seqlen_q: with cu_seqlens_q, the most queries of a sequence; needed.
     max_seqlen_k: the most keys of a sequence, by default what table or cache hold; a tight one saves scratch memory.
+    head_dim_v: values are the first so many columns of v_cache, all of them by default: no view has to be made for each call.
     causal, window, scale: as `tilecast.attention`: the last query sits at the last key.
     softcap: scores become softcap * tanh(score / softcap); 0 for none.
     k_descale, v_descale: what keys and values are multiplied by, float32 of one number or (batch, heads_kv).
@@ -105,6 +107,8 @@ def attention_kvcache(
     settings = (
         max_seqlen_q,
         max_seqlen_k,
+        head_dim_v,
+        head_dim_v.__class__,
         causal,
         causal.__class__,
         window,
@@ -116,6 +120,9 @@ def attention_kvcache(
     key = None if check else key_of(given, settings)
     if key is not None and (known := _memory.find(key)) is not None:
         return known(given)
+    if head_dim_v is not None:
+        # A call that was met before goes without the view: it begins where v_cache does, and its shape and strides are known.
+        v_cache = _first_columns("head_dim_v", v_cache, head_dim_v)
     packed, paged = cu_seqlens_q is not None, block_table is not None
     check_tensors(
         q, k_cache, v_cache, "total_q, heads, head_dim" if packed else "batch, seqlen_q, heads, head_dim",
@@ -179,15 +186,15 @@ def attention_mla(
     size, 1, 576) with block_table, or (batch, seqlen, 1, 576).  Returns (batch, seqlen_q, heads_q, head_dim_v); names, options and
     what holds are those of `attention_kvcache`.  The scale by default is 1/sqrt(576); a model's is that of its head before absorption.
     """
-    dim = kv_cache.shape[-1] if getattr(kv_cache, "ndim", 0) == 4 else None
-    if dim is None or kv_cache.shape[2] != 1:
-        got = tuple(kv_cache.shape) if hasattr(kv_cache, "shape") else type(kv_cache).__name__
+    shape = getattr(kv_cache, "shape", ())
+    if len(shape) != 4 or shape[2] != 1:
+        got = tuple(shape) if hasattr(kv_cache, "shape") else type(kv_cache).__name__
         raise AttentionError(
             f"kv_cache: expected (pages, page size, 1, latent width) or (batch, seqlen, 1, ...), got {got}"
         )
-    if isinstance(head_dim_v, bool) or not isinstance(head_dim_v, int) or not 1 <= head_dim_v < dim:
-        raise AttentionError(f"head_dim_v: expected a whole number of 1 to {dim - 1}, got {head_dim_v!r}")
-    return attention_kvcache(q, kv_cache, kv_cache[..., :head_dim_v], cache_seqlens, block_table, **options)
+    if head_dim_v.__class__ is not int or not 1 <= head_dim_v < shape[3]:
+        raise AttentionError(f"head_dim_v: expected a whole number of 1 to {shape[3] - 1}, got {head_dim_v!r}")
+    return attention_kvcache(q, kv_cache, kv_cache, cache_seqlens, block_table, head_dim_v=head_dim_v, **options)
 
 
 def attention_varlen(
@@ -256,6 +263,15 @@ def attention_varlen(
     ]
     lists = (cu_seqlens_q, cu_seqlens_k, seqused_k, None, None, sinks, *scales)
     return _call(q, k, v, lists, max_seqlen_q, max_seqlen_k, causal, window, scale, softcap, return_lse, check, key)
+
+
+def _first_columns(name: str, x: Any, count: Any) -> Any:
+    """The first so many columns of a cache."""
+    if getattr(x, "ndim", 0) < 1:
+        return x  # refused by what looks at tensors
+    if count.__class__ is not int or not 1 <= count <= x.shape[-1]:
+        raise AttentionError(f"{name}: expected a whole number of 1 to {x.shape[-1]}, got {count!r}")
+    return x[..., :count]
 
 
 def _call(

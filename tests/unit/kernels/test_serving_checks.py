@@ -136,6 +136,40 @@ def test_latent_caches_that_make_no_sense(cache, options, said) -> None:
         attention_mla(zeros(2, 1, 16, 576), cache, USED, TABLE, **options)
 
 
+@pytest.mark.parametrize("count", [0, 65, True, 32.0])
+def test_columns_of_values_that_there_are_not(count) -> None:
+    with pytest.raises(AttentionError, match="head_dim_v: expected a whole number of 1 to 64, got"):
+        attention_kvcache(Q, CACHE, CACHE, head_dim_v=count)
+
+
+def test_a_call_of_latent_attention_that_was_met_before_makes_no_view(monkeypatch) -> None:
+    from tilecast.kernels.again import Memory
+    from tilecast.kernels.serving import calls
+
+    q, cache = zeros(2, 1, 16, 576), zeros(9, 64, 1, 576)
+    served, started = [], []
+
+    def serve(q, k, v, *rest):
+        served.append(v)
+        return torch.zeros(*q.shape[:-1], v.shape[-1]), None
+
+    def start(arguments):
+        def call(q, k, v, lists):
+            started.append((k, v))
+            return "out", None
+
+        return call
+
+    monkeypatch.setattr(calls, "serve", serve)
+    monkeypatch.setattr(calls, "started", start)
+    monkeypatch.setattr(calls, "_memory", Memory())
+    for width in (512, 512, 256, 512):
+        attention_mla(q, cache, USED, TABLE, width, causal=True)
+    assert [v.shape[-1] for v in served] == [512, 256]
+    assert all(v.data_ptr() == cache.data_ptr() for v in served)
+    assert len(started) == 2 and all(k is cache and v is cache for k, v in started)
+
+
 def test_what_no_kernel_does_is_unsupported() -> None:
     with pytest.raises(UnsupportedError, match="expected pages of 16, 32, 64, 128, 256 tokens, got 24"):
         attention_kvcache(Q, zeros(9, 24, 2, 64), zeros(9, 24, 2, 64), USED, TABLE)
