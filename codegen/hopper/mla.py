@@ -12,7 +12,7 @@ from typing import ClassVar
 from tilecast.codegen.hopper.serving import HopperServingKernel
 from tilecast.codegen.masks import SEEN_OF_SEQUENCE
 from tilecast.model.kernel.header import dims_text
-from tilecast.model.kernel.variants.hopper.mla import KEYS, MOST_APART, MOST_LEFT, HopperMlaVariant
+from tilecast.model.kernel.variants.hopper.mla import KEYS, MOST_APART, MOST_LEFT, TURNED_ROWS, HopperMlaVariant
 from tilecast.model.kernel.variants.hopper.serving import ROWS
 from tilecast.model.kernel.workload import Workload
 
@@ -30,6 +30,7 @@ class HopperMlaKernel(HopperServingKernel):
     part: ClassVar[int] = PART
     most_apart: ClassVar[int] = MOST_APART
     most_left: ClassVar[int] = MOST_LEFT
+    turned_rows: ClassVar[int] = TURNED_ROWS
     beside: ClassVar[bool] = False
     last_constants: ClassVar[tuple[str, ...]] = ("Q_ROWS", "CHAINED", "BOXED")
     #: The copy engine brings Q as well; V is K.

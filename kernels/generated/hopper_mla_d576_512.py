@@ -256,6 +256,12 @@ def item_of(batch, first, ends, done, number, ONE: gl.constexpr):
 def item_at(batch, b, index, ONE: gl.constexpr):
     """An item of a sequence."""
     q_len, k_len = lengths(batch, b, b >= 0)
+    return item_at_length(batch, b, index, q_len, k_len, ONE)
+
+
+@gluon.jit
+def item_at_length(batch, b, index, q_len, k_len, ONE: gl.constexpr):
+    """An item of a sequence of these lengths."""
     tiles, splits, first_key = shares(batch, q_len, k_len)
     head_kv, index = index % batch.heads_kv, index // batch.heads_kv
     if ONE:
@@ -287,6 +293,15 @@ def queries_and_heads(batch, item, row, ONE: gl.constexpr):
         number = item.tile * TILE_M + row
         query, head = number // batch.group, item.head_kv * batch.group + number % batch.group
     return query, head
+
+
+@gluon.jit
+def own_item(batch, scratch, ONE: gl.constexpr):
+    """(the item of a program of its own, whether there is one): each sequence and part of the heads has as many programs as splits at the most."""
+    of_sequence = batch.heads_kv * scratch.split_bound
+    number = own_copy(gl.program_id(0))
+    item = item_at(batch, number // of_sequence, number % of_sequence, ONE)
+    return item, (item.q_len > 0) & (item.split < item.splits)
 
 
 # -- chunks
@@ -484,6 +499,23 @@ def first_pages(batch, item, PAGE: gl.constexpr):
 
 
 @gluon.jit
+def early_pages(batch, item, PAGE: gl.constexpr, ONE: gl.constexpr):
+    """`first_pages`, looked up before the length of the sequence is known: where a split of the longest one begins."""
+    if PAGE > 0:
+        guess = item_at_length(batch, item.b, item.split * batch.heads_kv, gl.to_tensor(1), batch.seqlen_k, ONE)
+        table = batch.table + item.b.to(gl.int64) * batch.stride_table
+        guessed = find_pages(table, guess.begin, batch.seqlen_k, PAGE)
+        if item.begin != guess.begin:
+            guessed = find_pages(table, item.begin, batch.seqlen_k, PAGE)
+        pages = ()
+        for i in gl.static_range(len(guessed)):
+            pages = pages + (gl.where(item.begin + i * min(PAGE, TILE_N) < item.k_len, guessed[i], FAR),)
+    else:
+        pages = first_pages(batch, item, PAGE)
+    return pages
+
+
+@gluon.jit
 def bring_q(items, turn, item, rows, batch, q_desc, ONE: gl.constexpr, Q_ROWS: gl.constexpr, BOXED: gl.constexpr):
     """Q of an item, in boxes or row by row."""
     if BOXED:
@@ -648,6 +680,11 @@ def load_role(
                     piece, pages = following, ahead
                     turn += 1
             after = before
+    elif PLANNED == 0:
+        item, there = own_item(batch, scratch, ONE)
+        pages = early_pages(batch, item, PAGE, ONE)
+        if there:
+            load_item(item, pages, turn, n, k_desc, q_desc, ring, items, rows, batch, PAGE, ONE, Q_ROWS, BOXED)
     else:
         done, number = 0, own_copy(gl.program_id(0))
         for first in range(0, batch.count, PLANNED):
@@ -1263,19 +1300,26 @@ def merge_role(items, batch, rows, scratch, ONE: gl.constexpr, PLANNED: gl.const
         own_copy(scratch.slot_rows),
         own_copy(scratch.split_tiles),
     )
-    turn, done, number = 0, 0, own_copy(gl.program_id(0))
-    for first in range(0, batch.count, PLANNED):
-        ends = ends_of(batch, first, done, PLANNED, 4)
-        total = gl.max(ends, 0)
-        while number < total:
-            item = item_of(batch, first, ends, done, number, ONE)
-            wait(items.left, turn)
+    if PLANNED == 0:
+        item, there = own_item(batch, scratch, ONE)
+        if there:
+            wait(items.left, gl.to_tensor(0))
             if item.splits > 1:
                 merge(scratch, item, batch, rows, ONE)
-            arrive(items.left_empty, turn)
-            turn += 1
-            number += gl.num_programs(0)
-        done = total
+    else:
+        turn, done, number = 0, 0, own_copy(gl.program_id(0))
+        for first in range(0, batch.count, PLANNED):
+            ends = ends_of(batch, first, done, PLANNED, 4)
+            total = gl.max(ends, 0)
+            while number < total:
+                item = item_of(batch, first, ends, done, number, ONE)
+                wait(items.left, turn)
+                if item.splits > 1:
+                    merge(scratch, item, batch, rows, ONE)
+                arrive(items.left_empty, turn)
+                turn += 1
+                number += gl.num_programs(0)
+            done = total
 
 
 @gluon.jit
@@ -1402,8 +1446,8 @@ def merge(scratch, item, batch, rows, ONE: gl.constexpr):
         if groups > 1:
             if complete(counters + 1, groups * pieces, gl.atomic_add(counters + 1, done, sem="acq_rel") + done):
                 merge_some(scratch, counters + 2, slot + scratch.split_bound, groups, -1, item, count, batch, rows, ONE)
-    # Set back for the next launch by the last program that looks at them.
-    if gl.atomic_add(counters, 1, sem="acq_rel") == item.splits - 1:
+    # Set back for the next launch by the last program that looks at them: what each has looked at it has seen by then.
+    if gl.atomic_add(counters, 1, sem="relaxed") == item.splits - 1:
         for i in range(3 + 2 * groups):
             gl.atomic_xchg(counters + i, 0, sem="relaxed")
     meet()
@@ -1600,34 +1644,11 @@ def attend_turned(item, turn, n, m, ring, link, items, batch, rows, scratch, CAP
     state = row_max, partial_sums(gl.zeros([TURNED_ROWS, TILE_N], gl.float32, layout=TURNED_SCORES))
     wait(items.q_full, turn)
     fence_async_shared()  # the load warp's copies are not the copy engine's
-    if item.begin < item.end:
-        s = scores_turned(items, ring, n)
-        key = item.begin
-        for following in range(item.begin + TILE_N, item.end, TILE_N):
-            made = gl.convert_layout(gl.permute(warpgroup_mma_wait(0, deps=[s]), (1, 0)), TURNED_SCORES)
-            n += 1
-            s = scores_turned(items, ring, n)  # under this block's softmax
-            state = weigh_turned(
-                made,
-                link,
-                m,
-                key,
-                state,
-                first_key,
-                last_key,
-                whole_begin,
-                whole_end,
-                scale_log2,
-                rows.cap_log2,
-                CAPPED,
-                ONE,
-            )
-            m += 1
-            key = following
-        made = gl.convert_layout(gl.permute(warpgroup_mma_wait(0, deps=[s]), (1, 0)), TURNED_SCORES)
-        n += 1
+    for key in range(item.begin, item.end, TILE_N):
+        # Not the next block's scores under this one's softmax: its slot is free only once this one's values are multiplied.
+        s = warpgroup_mma_wait(0, deps=[scores_turned(items, ring, n)])
         state = weigh_turned(
-            made,
+            gl.convert_layout(gl.permute(s, (1, 0)), TURNED_SCORES),
             link,
             m,
             key,
@@ -1641,6 +1662,7 @@ def attend_turned(item, turn, n, m, ring, link, items, batch, rows, scratch, CAP
             CAPPED,
             ONE,
         )
+        n += 1
         m += 1
     arrive(items.q_empty, turn)
     row_max, row_sums = state
@@ -1768,6 +1790,15 @@ def attend_role(
                     turn += 1
                     high = piece.low
                 after = before
+    elif PLANNED == 0:
+        item, there = own_item(batch, scratch, ONE)
+        if there:
+            if TURNS:
+                attend_turned(item, turn, n, m, ring, link, items, batch, rows, scratch, CAPPED, ONE)
+            else:
+                attend_item(
+                    whole_piece(item), turn, n, m, ring, link, items, batch, rows, scratch, CAPPED, ONE, CHAINED
+                )
     else:
         done, number = 0, own_copy(gl.program_id(0))
         for first in range(0, batch.count, PLANNED):
@@ -1908,8 +1939,9 @@ def right_turned(item, turn, n, m, ring, link, items, batch, rows, scratch, ONE:
         p = link.p.permute((1, 0))
         low = warpgroup_mma(ring.halves.index(n % SLOTS * 2).permute((1, 0)), p, low, is_async=True)
         high = warpgroup_mma(ring.halves.index(n % SLOTS * 2 + 1).permute((1, 0)), p, high, is_async=True)
-        low, high = warpgroup_mma_wait(0, deps=[low, high])
+        low = warpgroup_mma_wait(1, deps=[low])
         arrive(ring.left_empty, n)
+        high = warpgroup_mma_wait(0, deps=[high])
         arrive(ring.right_empty, n)
         arrive(link.taken, m)
         n += 1
@@ -2091,6 +2123,13 @@ def right_role(
                     turn += 1
                     high = piece.low
                 after = before
+    elif PLANNED == 0:
+        item, there = own_item(batch, scratch, ONE)
+        if there:
+            if TURNS:
+                right_turned(item, turn, n, m, ring, link, items, batch, rows, scratch, ONE)
+            else:
+                right_item(whole_piece(item), turn, n, m, ring, link, items, batch, rows, scratch, ONE, CHAINED)
     else:
         done, number = 0, own_copy(gl.program_id(0))
         for first in range(0, batch.count, PLANNED):
@@ -2407,8 +2446,10 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
         max(rows[0], 1), min(rows[1], FAR.value), splits, min(tile_m, seqlen_q * group), _split_tiles(seqlen_q, group),
     )  # fmt: skip
     planned = FEW_PLANNED if batch <= FEW_PLANNED else MANY_PLANNED
+    if own := one and not chained and batch * heads_kv * splits <= sms:
+        planned = 0  # each split has a program of its own
     flags = page, capped, one, planned, q_rows, chained, boxed
-    return (max(1, min(items, PROGRAMS * sms)), 1, 1), arguments, flags
+    return (batch * heads_kv * splits if own else max(1, min(items, PROGRAMS * sms)), 1, 1), arguments, flags
 
 
 def options_of(flags):

@@ -41,6 +41,7 @@ from tilecast.model.step.costs.around import (
     COPY_ENGINE_WIDE,
     LATENT,
     LATENT_RUNS,
+    LATENT_TURNED,
     POINTERS,
     Counts,
 )
@@ -145,6 +146,8 @@ class Dealing:
     joined: bool = False
     #: Parts of the query heads that share a key head: each has tiles of its own and reads the same keys.
     head_parts: int = 1
+    #: Whether keys are the M of its products, for its tiles have few rows.
+    turned: bool = False
 
     def takes(self, rows: int) -> bool:
         """Whether the launch is for sequences of so many rows."""
@@ -260,8 +263,9 @@ def forward_of(variant: StepVariant, heads: Workload) -> Fa3Variant | None:
 
 
 def in_turn(variant: StepVariant, dealt: Dealing) -> StepVariant:
-    """The variant whose loop programs of a launch run: one program of an SM that takes runs of splits has rings of its own."""
-    return variant if dealt.runs is None else _CLASSES[variant.family].in_turn(variant, bool(dealt.some))
+    """The variant whose loop programs of a launch run: one program of an SM that takes runs of splits has rings of its own, and tiles of
+    few rows have a loop of their own."""
+    return _CLASSES[variant.family].in_turn(variant, dealt)
 
 
 def splitting(variant: StepVariant, keys: int) -> StepVariant:
@@ -284,8 +288,8 @@ class _Class:
     split_knobs: tuple[str, ...] = ()
     #: What a launch makes of it for a batch.
     launched: Callable[[Dealing, Batch, int], Dealing] = lambda dealt, _batch, _sms: dealt
-    #: The variant whose loop programs run that take runs of splits, or do so beside a launch that has the other SMs.
-    in_turn: Callable[[Any, bool], Any] = lambda variant, _beside: variant
+    #: The variant whose loop programs of a launch run.
+    in_turn: Callable[[Any, Dealing], Any] = lambda variant, _dealt: variant
     #: Whether its kernels take heads of fewer columns than their own, as if they were as wide.
     narrower: bool = False
     #: The variant of forward kernels whose loop its kernels have.
@@ -395,8 +399,10 @@ def _mla_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
     rounds, rows, heads = -(-tiles * splits // sms), min(dealt.tile_m, queries * group // parts), work.heads_kv * parts
     few = 128 * max(splits, rounds) > (128 + 3 * rows) * rounds and tiles * splits * rows <= hopper_mla.MOST_LEFT
     chained = splits > 1 and heads <= sms and not few
+    turned = not chained and queries * group // parts <= hopper_mla.TURNED_ROWS
     found = replace(
-        dealt, head_parts=parts, split_rows=hopper_mla.SPLIT_QUERIES * (group // parts), chained=chained
+        dealt, head_parts=parts, split_rows=hopper_mla.SPLIT_QUERIES * (group // parts), chained=chained,
+        **({"turned": True, "counts": LATENT_TURNED} if turned else {}),
     )  # fmt: skip
     teams = min(sms, tiles * splits) // heads
     most = FAR if len(batch.lengths) * split_tiles <= teams else hopper_mla.MOST_APART - 1
@@ -524,12 +530,18 @@ def _runs_loop(w: Workload, v: HopperRunsVariant, m: Machine, _page: int, progra
     return apart.build(w, v, m, shared, v.programs if programs is None else programs)
 
 
-def _one_program(v: HopperRunsVariant, beside: bool) -> HopperRunsVariant:
-    return replace(v, kv_stages=max(v.dealt_stages, v.beside_stages if beside else 1), programs=1)
+def _one_program(v: HopperRunsVariant, dealt: Dealing) -> HopperRunsVariant:
+    if dealt.runs is None:
+        return v
+    return replace(v, kv_stages=max(v.dealt_stages, v.beside_stages if dealt.some else 1), programs=1)
+
+
+def _mla_turned(v: HopperMlaVariant, dealt: Dealing) -> HopperMlaVariant:
+    return hopper_mla.turned(v) if dealt.turned else v
 
 
 def _mla_loop(w: Workload, v: HopperMlaVariant, m: Machine, _page: int, _programs: int | None) -> Pipeline:
-    return latent.build(w, v, m)
+    return latent.build_turned(w, v, m) if isinstance(v, hopper_mla.HopperMlaTurned) else latent.build(w, v, m)
 
 
 _CLASSES = {
@@ -550,6 +562,6 @@ _CLASSES = {
     ) for family, narrower in (("serving-hopper-runs", True), ("serving-hopper-runs-e4m3", False))},
     "mla-hopper": _Class(
         _mla, _mla_loop, lambda v: f"64x{hopper_mla.KEYS} two warpgroups", ("split_keys", "split_keys_of_many"),
-        launched=_mla_launched,
+        launched=_mla_launched, in_turn=_mla_turned,
     ),
 }  # fmt: skip

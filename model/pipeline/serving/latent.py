@@ -1,10 +1,12 @@
-"""The loop of the latent kernel on Hopper (`hopper_mla`): one block of keys is multiplied twice, by two warpgroups.
+"""The loops of the latent kernel on Hopper (`hopper_mla`): one block of keys is multiplied twice, by two warpgroups.
 
 One warpgroup makes the scores and the left half of O; P and what rows are rescaled by go through shared memory to another one, which
 makes the right half.  A block's place is free once both have multiplied by it.  What goes through shared memory waits for its turn beside
 the left half's product, so that the next block's scores have begun when the right half's product comes: the tensor core takes the
 instructions of both in turns, here the right half's between the two parts of the scores.  Counts beyond those of `fa3`'s softmax are
 those of the machine code of Triton 3.6 for sm_90a (`tilecast inspect kernels/generated/hopper_mla_d576_512.py --arch sm_90a`).
+
+Splits of few rows have a loop of their own (`build_turned`): keys are the M of its products, and one warpgroup makes all of O.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
-from tilecast.model.kernel.variants.hopper.mla import KEYS, HopperMlaVariant
+from tilecast.model.kernel.variants.hopper.mla import KEYS, TURNED_ROWS, HopperMlaVariant
 from tilecast.model.kernel.variants.hopper.serving import ROWS
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -31,6 +33,9 @@ _GIVING_STALLS = 37.0
 _COPIES_OF_P = 32 + 17
 #: Columns of an instruction of the products with P.
 _COLUMNS = 128
+#: Of the loop of few rows: rows whose softmax a warpgroup does, for each of its four warps does that of all eight, and barriers around
+#: shared memory through which scores become (row, key).
+_TURNED_SOFTMAX, _TURNING_BARRIERS = 32, 2
 #: Barriers of a warpgroup around what it hands over: all have written before one says so, all have read before one does.
 _BARRIERS = 2
 
@@ -126,3 +131,62 @@ def _held(m: Machine, op: Op, instructions: int) -> Op:
     """A product of so many instructions, whose warps are held at issue until no more are left than the queue takes."""
     beyond = max(0.0, instructions - m.get("tensor.mma_queue_depth", instructions))
     return op._replace(issue_cycles=op.issue_cycles + beyond * op.min_cycles / instructions)
+
+
+def build_turned(workload: Workload, variant: HopperMlaVariant, machine: Machine) -> Pipeline:
+    """The loop of one program with a tile of up to `TURNED_ROWS` rows: scores are made as (key, row), and O as
+    (column, row), all by the other warpgroup."""
+    m, size, values = machine, workload.dtype_bytes, workload.head_dim_v
+    made = build(workload, variant, machine)
+    ops = {op.name: op for op in made.ops}
+    barrier = ops["have_s0"].min_cycles
+    part = _TURNED_SOFTMAX / ROWS
+    small = ("max0", "exp0", "pack0", "rescale0")
+    turning = 2 * m["smem.latency_cycles"] + _TURNING_BARRIERS * barrier
+    given = TURNED_ROWS * KEYS * size / m["smem.bytes_per_clk"]
+    outputs = fa3.product(
+        workload, m, "pv1", "pv", "consumer1", 1, TURNED_ROWS, KEYS * values // ROWS, "smem"
+    )  # each 64 columns are the M of a product
+    changed = (
+        *(_scaled(ops[name], part) for name in small),
+        fa3.product(workload, m, "qk0", "qk", "consumer0", 0, TURNED_ROWS, workload.head_dim_qk, "smem"),
+        ops["have_s0"]._replace(min_cycles=barrier + turning),
+        ops["give0"]._replace(demand=(("smem", given),)),
+        outputs,
+    )
+    kept = tuple(ops[name] for name in ("load_k", "take1", "have_o1"))
+    there = {op.name for op in (*changed, *kept)}
+    return replace(
+        made,
+        name=f"latent on Hopper {TURNED_ROWS}x{KEYS}",
+        ops=(*kept, *changed),
+        edges=tuple(
+            edge
+            for edge in (e._replace(src="qk0") if e.src == "qk_rest0" else e for e in made.edges)
+            if edge.src in there and edge.dst in there
+        ),
+        roles=(
+            made.roles[0],
+            replace(
+                made.roles[1],
+                program=tuple(Step(name) for name in ("qk0", "have_s0", *small, "give0")),
+            ),
+            made.roles[2],
+        ),
+        buffers=(
+            Buffer("Q", "smem", TURNED_ROWS * workload.head_dim_qk * size, 1, "", "qk0"),
+            Buffer("P", "smem", TURNED_ROWS * KEYS * size, 1, "give0", "pv1"),
+            made.buffers[2],
+        ),
+        rows_per_cta=TURNED_ROWS,
+        edge_read_bytes=float(TURNED_ROWS * workload.head_dim_qk * size),
+        edge_write_bytes=float(TURNED_ROWS * values * size),
+    )
+
+
+def _scaled(op: Op, part: float) -> Op:
+    """An operation on so large a part of the elements."""
+    return op._replace(
+        demand=tuple((unit, cycles * part) for unit, cycles in op.demand), min_cycles=op.min_cycles * part,
+        instructions=tuple((kind, count * part) for kind, count in op.instructions), beside_mma_cycles=op.beside_mma_cycles * part,
+    )  # fmt: skip

@@ -95,6 +95,8 @@ LATENT = Counts(
 #: The same where programs share all splits in runs: 848 instructions from the load warp's first to its first copy, as many of both
 #: warpgroups; and what they run through once more for splits that were done apart.
 LATENT_RUNS = replace(LATENT, plan=600, set_up=248, lookups=3, beside=1696, again=665, joined_later=430)
+#: And where tiles have few rows.
+LATENT_TURNED = LATENT
 PARTIAL_BYTES = 4
 #: Cycles from one warm instruction to the next, of code with more than one on its way: stalls in the control words, and waits for results in registers.
 WARM = 2.4

@@ -7,7 +7,7 @@ rows is wider than a warpgroup's registers, so two warpgroups have half of its c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
 
 from tilecast.model.kernel.variants.hopper.serving import PIECE, ROWS
@@ -20,6 +20,8 @@ from tilecast.model.machine.machine import Machine
 NAMES = ("mla-hopper", "hopper_mla")
 #: Keys of a block: P of a tile is one row of shared memory's widest swizzle.
 KEYS = 64
+#: Rows of a tile up to which, where splits are dealt out, keys are the M of the products and rows their N: no row of it is wasted.
+TURNED_ROWS = 8
 #: Queries up to which a sequence is split, and fewest query heads of a part of those that share a key.
 SPLIT_QUERIES, FEWEST_HEADS = 4, 8
 #: Chunks of a program that are done apart where tiles are more than programs: what they leave takes room in every launch.
@@ -50,6 +52,16 @@ class HopperMlaVariant:
     merged: int = 8
     #: Sequences that a program looks at together to find its work.
     planned: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class HopperMlaTurned(HopperMlaVariant):
+    """What a launch runs whose tiles have up to `TURNED_ROWS` rows: the kernel decides that, so nobody chooses it."""
+
+
+def turned(variant: HopperMlaVariant) -> HopperMlaTurned:
+    """The same knobs for a launch whose tiles have few rows."""
+    return HopperMlaTurned(**{field.name: getattr(variant, field.name) for field in fields(variant)})
 
 
 def shared_bytes(variant: HopperMlaVariant, workload: Workload) -> int:

@@ -127,6 +127,43 @@ def test_runs_of_chunks_that_end_inside_tiles_give_the_bits_of_splits(heads, pro
     assert all(map(torch.equal, *found))
 
 
+FEW = ((1, 300), (1, 5), (1, 0), (1, 64), (1, 129))
+#: Keys are the M of the products where a split has up to eight rows, here with a program for each split, or on few SMs items in turn.
+TURNED = [
+    (latent(FEW, heads=16), 132),
+    (latent(FEW, heads=8, packed_q=False, sinks=True, softcap=2.0, page=128), 132),
+    (latent(FEW, heads=8, window=(100, 0), page=16), 132),
+    (latent(FEW, heads=4, layout="cache"), 132),
+    (latent(((1, 1500), (0, 70), (1, 900)), heads=8), 132),
+    # Splits are dealt out where that takes as many rounds as a tile has splits: few SMs, few rows.
+    (latent(((1, 60), (1, 5), (1, 33), (1, 64)), heads=8), 2),
+    (latent(((2, 300), (1, 5), (2, 64)), heads=4), 132),
+    (latent(((1, 300), (1, 70)), heads=16, dims=(576, 512), dtype="bfloat16"), 132),
+]
+
+
+@pytest.mark.parametrize(("problem", "sms"), TURNED, ids=lambda value: "")
+@pytest.mark.parametrize("mode", [("late",), ("random", 6)], ids=str)
+def test_few_rows_are_attention_with_keys_in_the_place_of_rows(problem, sms, mode, kernel) -> None:
+    module = kernel(SMALL, problem.dims, *mode)
+    made = make(problem)
+    batch, longest = len(problem.lengths), [max(pair[i] for pair in problem.lengths) for i in (0, 1)]
+    work = [
+        torch.zeros(n, dtype=kind)
+        for n, kind in zip(
+            module.scratch(batch, 1, problem.heads[0], *longest, sms), (torch.float32, torch.int32), strict=True
+        )
+    ]
+    work[0].fill_(float("nan"))
+    parts, group = module._parts(batch, 1, problem.heads[0], longest[1], sms)
+    assert longest[0] * group <= 8 and not module._chained(batch, parts, group, *longest, sms)
+    made.lists["work"] = work
+    for _ in range(2):
+        _, out, lse = launch(module, problem, made, sms)
+        assert error_of(problem, made, out, lse) <= 1.0
+        assert not work[1].any()
+
+
 @pytest.mark.parametrize("mode", [("late",), ("random", 4)], ids=str)
 def test_groups_of_chunks_done_apart_wait_as_one_with_the_bits_of_splits(mode, kernel) -> None:
     """Of a run that begins inside a tile the chunks of whole groups, and those of the group that it ends in, join before they wait."""
