@@ -25,6 +25,7 @@ from tilecast.model.kernel.variants.hopper.serving import (
     HopperRunsVariant,
     HopperServingE4m3Variant,
     HopperServingVariant,
+    has_whole_runs,
     piece_e4m3,
     takes_narrower,
 )
@@ -263,6 +264,11 @@ class HopperRunsKernel(HopperServingKernel):
     def wide(self) -> bool:
         """Whether O of each warp leaves no registers to keep Q and values of a block in: they are read piece by piece."""
         return self.head_dim_v > PARTS_COLUMNS
+
+    @property
+    def whole_runs(self) -> bool:
+        """Whether runs of several splits may have a program of their own."""
+        return has_whole_runs(self.narrow, self.head_dim_v)
 
     @property
     def overlaps(self) -> bool:

@@ -413,12 +413,13 @@ def item_of(batch, first, ends, after, done, begun, deal, number, ONE: gl.conste
 
 
 @gluon.jit
-def direct_item(batch, ONE: gl.constexpr):
+def direct_item(batch, ONE: gl.constexpr, DIRECT: gl.constexpr):
     """(the item of a program of its own, whether there is one): each sequence and key head has as many programs as splits at the most."""
-    head_kv, split, b = own_copy(gl.program_id(0)), own_copy(gl.program_id(1)), own_copy(gl.program_id(2))
+    head_kv, run, b = own_copy(gl.program_id(0)), own_copy(gl.program_id(1)), own_copy(gl.program_id(2))
     q_len, k_len = lengths(batch, b, b >= 0)
     tiles, splits, _, _ = shares(batch, q_len, k_len)
-    return item_from(batch, b, head_kv, split, q_len, k_len, gl.to_tensor(0), ONE), (tiles > 0) & (split < splits)
+    run_log2 = gl.to_tensor(FOLD_LOG2 * (DIRECT - 1))
+    return item_from(batch, b, head_kv, run, q_len, k_len, run_log2, ONE), (tiles > 0) & (run << run_log2 < splits)
 
 
 @gluon.jit
@@ -596,7 +597,7 @@ def load_role(
     )
     n = gl.to_tensor(0)
     if DIRECT:
-        item, there = direct_item(batch, ONE)
+        item, there = direct_item(batch, ONE, DIRECT)
         pages = early_pages(batch, item, PAGE, ONE)
         if there:
             load_item(item, pages, n, k_desc, v_desc, ring, batch, PAGE)
@@ -1175,7 +1176,7 @@ def attend_item(
     whole_begin = item.high + diagonal - batch.left
     whole_end = gl.minimum(item.low + diagonal + batch.right + 1, item.k_len)
 
-    if DIRECT:
+    if DIRECT == 1:
         found, n = attend_split(
             q,
             first_piece,
@@ -1231,12 +1232,21 @@ def attend_item(
 
 @gluon.jit
 def attend_role(
-    ring, items, batch, rows, scratch, CAPPED: gl.constexpr, ONE: gl.constexpr, DIRECT: gl.constexpr, ROWS: gl.constexpr
+    ring,
+    items,
+    batch,
+    rows,
+    scratch,
+    CAPPED: gl.constexpr,
+    ONE: gl.constexpr,
+    DIRECT: gl.constexpr,
+    ROWS: gl.constexpr,
+    PLANNED: gl.constexpr,
 ):
     """Softmax, both matrix products and merges of every item of this program."""
     n = gl.to_tensor(0)
     if DIRECT:
-        item, there = direct_item(batch, ONE)
+        item, there = direct_item(batch, ONE, DIRECT)
         if there:
             read = read_q(item, rows, batch, ONE)
             for i in gl.static_range(QK_PIECES):
@@ -1381,7 +1391,7 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
     fence_async_shared()
     registers: gl.constexpr = 72 if DIRECT else 104  # of the load warp
     gl.warp_specialize([
-        (attend_role, (ring, items, batch, rows, scratch, CAPPED, ONE, DIRECT, ROWS)),
+        (attend_role, (ring, items, batch, rows, scratch, CAPPED, ONE, DIRECT, ROWS, PLANNED)),
         (load_role, (k_desc, v_desc, ring, items, rows, batch, taken, PAGE, ONE, PLANNED, DIRECT, BESIDE)),
     ], [1], [registers])  # fmt: skip
 
@@ -1481,8 +1491,9 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
     )  # fmt: skip
     # Where no launch of these extents has more splits than programs come in 2 rounds, each has a program of its own.
     one = seqlen_q == 1 and group <= tile_m
-    direct = beside < 2 and seqlen_q * group <= tile_m and batch * heads_kv * splits <= 2 * PROGRAMS * sms
-    planned = FEW_PLANNED if direct or batch <= FEW_PLANNED else MANY_PLANNED
+    alone = beside < 2 and seqlen_q * group <= tile_m
+    direct, runs = int(alone and batch * heads_kv * splits <= 2 * PROGRAMS * sms), splits
+    planned = FEW_PLANNED if direct == 1 or batch <= FEW_PLANNED else MANY_PLANNED
     most = min(seqlen_q * group, rows[1])
     flags = (
         page,
@@ -1494,7 +1505,7 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
         HALF_ROWS if most <= HALF_ROWS else tile_m,
         beside,
     )
-    return (heads_kv, splits, batch) if direct else (max(1, min(items, sms)), 1, 1), arguments, flags
+    return (heads_kv, runs, batch) if direct else (max(1, min(items, sms)), 1, 1), arguments, flags
 
 
 def options_of(flags):

@@ -340,12 +340,13 @@ def item_of(batch, first, ends, after, done, begun, deal, number, ONE: gl.conste
 
 
 @gluon.jit
-def direct_item(batch, ONE: gl.constexpr):
+def direct_item(batch, ONE: gl.constexpr, DIRECT: gl.constexpr):
     """(the item of a program of its own, whether there is one): each sequence and key head has as many programs as splits at the most."""
-    head_kv, split, b = own_copy(gl.program_id(0)), own_copy(gl.program_id(1)), own_copy(gl.program_id(2))
+    head_kv, run, b = own_copy(gl.program_id(0)), own_copy(gl.program_id(1)), own_copy(gl.program_id(2))
     q_len, k_len = lengths(batch, b, b >= 0)
     tiles, splits, _, _ = shares(batch, q_len, k_len)
-    return item_from(batch, b, head_kv, split, q_len, k_len, gl.to_tensor(0), ONE), (tiles > 0) & (split < splits)
+    run_log2 = gl.to_tensor(FOLD_LOG2 * (DIRECT - 1))
+    return item_from(batch, b, head_kv, run, q_len, k_len, run_log2, ONE), (tiles > 0) & (run << run_log2 < splits)
 
 
 @gluon.jit
@@ -519,7 +520,7 @@ def load_role(
     )
     n = gl.to_tensor(0)
     if DIRECT:
-        item, there = direct_item(batch, ONE)
+        item, there = direct_item(batch, ONE, DIRECT)
         pages = early_pages(batch, item, PAGE, ONE)
         if there:
             load_item(item, pages, n, k_desc, v_desc, ring, batch, PAGE)
@@ -1053,7 +1054,7 @@ def attend_item(
     # Above 0, for -inf times 0 is NaN.
     scale_log2 = gl.maximum(divisor * scale_log2, 1e-37)
 
-    if DIRECT:
+    if DIRECT == 1:
         found, n = attend_split(
             q,
             ring,
@@ -1107,12 +1108,21 @@ def attend_item(
 
 @gluon.jit
 def attend_role(
-    ring, items, batch, rows, scratch, CAPPED: gl.constexpr, ONE: gl.constexpr, DIRECT: gl.constexpr, ROWS: gl.constexpr
+    ring,
+    items,
+    batch,
+    rows,
+    scratch,
+    CAPPED: gl.constexpr,
+    ONE: gl.constexpr,
+    DIRECT: gl.constexpr,
+    ROWS: gl.constexpr,
+    PLANNED: gl.constexpr,
 ):
     """Softmax, both matrix products and merges of every item of this program."""
     n = gl.to_tensor(0)
     if DIRECT:
-        item, there = direct_item(batch, ONE)
+        item, there = direct_item(batch, ONE, DIRECT)
         if there:
             attend_item(item, read_q(item, rows, batch, ONE), n, ring, batch, rows, scratch, CAPPED, ONE, DIRECT, ROWS)
     else:
@@ -1249,7 +1259,7 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
     fence_async_shared()
     registers: gl.constexpr = 72 if DIRECT else 104  # of the load warp
     gl.warp_specialize([
-        (attend_role, (ring, items, batch, rows, scratch, CAPPED, ONE, DIRECT, ROWS)),
+        (attend_role, (ring, items, batch, rows, scratch, CAPPED, ONE, DIRECT, ROWS, PLANNED)),
         (load_role, (k_desc, v_desc, ring, items, rows, batch, taken, PAGE, ONE, PLANNED, DIRECT, BESIDE)),
     ], [1], [registers])  # fmt: skip
 
@@ -1342,11 +1352,12 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
     )  # fmt: skip
     # Where no launch of these extents has more splits than there are programs at once, each has a program of its own.
     one = seqlen_q == 1 and group <= tile_m
-    direct = seqlen_q * group <= tile_m and batch * heads_kv * splits <= PROGRAMS * sms
-    planned = FEW_PLANNED if direct or batch <= FEW_PLANNED else MANY_PLANNED
+    alone = seqlen_q * group <= tile_m
+    direct, runs = int(alone and batch * heads_kv * splits <= PROGRAMS * sms), splits
+    planned = FEW_PLANNED if direct == 1 or batch <= FEW_PLANNED else MANY_PLANNED
     most = seqlen_q * group
     flags = page, capped, one, planned, direct, FEW_MERGED if most <= FEW_MERGED else MANY_MERGED, beside
-    return (heads_kv, splits, batch) if direct else (max(1, min(items, sms)), 1, 1), arguments, flags
+    return (heads_kv, runs, batch) if direct else (max(1, min(items, sms)), 1, 1), arguments, flags
 
 
 def options_of(flags):

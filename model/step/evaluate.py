@@ -212,7 +212,7 @@ def _bound(batch: Batch, dealt: Dealing) -> int:
         most_splits = max(1, min(dealt.most_splits, -(-work.seqlen_k // dealt.split_keys)))
     split_tiles = -(-min(work.seqlen_q * group, dealt.split_rows) // dealt.tile_m) if dealt.tiles_first else 1
     if dealt.direct:
-        return heads_kv * sequences * most_splits
+        return heads_kv * sequences * -(-most_splits // dealt.own_run)
     tiles = batch.queries * group // dealt.tile_m + sequences
     parts = dealt.places if dealt.parting is not None and (dealt.longer or not dealt.chained) else 0
     return max(parts, heads_kv * max(tiles, sequences * most_splits * split_tiles))

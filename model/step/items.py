@@ -229,7 +229,7 @@ def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
     blocks, keys, tile, counts, joins, owners, masked = [], [], [], [], [], [], []
     tiles, next_tile, span, partial_rows, most, begun = 0, 0, 0, 0, 1, 0
     for (seqlen_q, seqlen_k), alone in zip(mine, _as_dealt(mine, dealt, heads), strict=True):
-        run = 1
+        run = dealt.own_run
         if dealt.runs is not None:
             shared = dealt.shared(seqlen_q, seqlen_k, heads)
             run = dealt.runs.run(shared, begun)
@@ -268,6 +268,6 @@ def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
     found = Items(
         np.concatenate(blocks), np.concatenate(keys), np.concatenate(tile), np.asarray(counts, dtype=np.int64), len(mine),
         sum(q for q, _ in mine), most, span, partial_rows, heads.heads_q * sum(q for q, _ in mine), heads_kv * tiles,
-        np.concatenate(joins) if dealt.chained or dealt.runs else None, *((runs.pieces, runs.apart, runs.joining) if runs else ()),
+        np.concatenate(joins) if dealt.chained or dealt.runs or dealt.own_run > 1 else None, *((runs.pieces, runs.apart, runs.joining) if runs else ()),
     )  # fmt: skip
     return replace(found, masked=np.concatenate(masked))
