@@ -1543,15 +1543,18 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
         max(rows[0], 1), min(rows[1], FAR.value), splits, min(tile_m, seqlen_q * group), _split_tiles(seqlen_q, group), sms,
     )  # fmt: skip
     # Where no launch of these extents has more splits than programs come in 2 rounds, each has a program of its own, or else each run of FOLD
-    # of them, or of FOLD times FOLD, where there is a place for all at once.
+    # of them, or of FOLD times FOLD, where these have nearly all places at once.
     one = seqlen_q == 1 and group <= tile_m
     alone = beside < 2 and seqlen_q * group <= tile_m
     direct, runs = int(alone and batch * heads_kv * splits <= 2 * PROGRAMS * sms), splits
     if alone and not direct and batch <= MANY_PLANNED:
         levels = [(level, -(-splits // FOLD.value ** (level - 1))) for level in (2, 3)]
-        direct, runs = next(
-            ((level, n) for level, n in levels if batch * heads_kv * n <= PROGRAMS * sms and n < splits), (0, splits)
-        )
+        fitting = [
+            (level, n)
+            for level, n in levels
+            if 3 * PROGRAMS * sms < 4 * batch * heads_kv * n <= 4 * PROGRAMS * sms and n < splits
+        ]
+        direct, runs = fitting[0] if fitting else (0, splits)
     planned = FEW_PLANNED if direct == 1 or batch <= FEW_PLANNED else MANY_PLANNED
     most = min(seqlen_q * group, rows[1])
     flags = (

@@ -80,13 +80,13 @@ def runs_of(sequences: Iterable[Shared], sms: int, heads_kv: int, fold: int, shr
 
 def own_run_of(splits: int, tiles: int, sms: int, programs: int, rounds: int, fold: int, each: int, blocks: int) -> int:
     """Splits of a run that has a program of its own, 0 where programs take runs in turn: one where ``tiles`` of so many ``splits`` come in ``rounds``
-    of ``programs`` to an SM; or ``fold``, or that squared (0: neither), where there is a place for all at once, and where runs of splits of ``each``
+    of ``programs`` to an SM; or ``fold``, or that squared (0: neither), where these have nearly all places at once, and where runs of splits of ``each``
     blocks are no more than twice a fair share of all ``blocks``.  The kernels' `plan` and `long_runs`."""
     if tiles * splits <= rounds * programs * sms:
         return 1
     for run in (fold, fold * fold) if fold else ():
         of_tile = -(-splits // run)
-        if of_tile < splits and tiles * of_tile <= programs * sms:
+        if of_tile < splits and 3 * programs * sms < 4 * tiles * of_tile <= 4 * programs * sms:
             return run if min(splits, run) * each * sms <= 2 * blocks else 0
     return 0
 

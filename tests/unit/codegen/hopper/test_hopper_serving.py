@@ -249,6 +249,40 @@ def test_runs_of_splits_change_no_bit(variant, kernel) -> None:
         assert torch.equal(lse, results[0][1])
 
 
+ALIKE, GIANT = ((1, 900),) * 4, ((1, 900), (1, 40), (1, 0), (1, 64))
+
+
+@pytest.mark.parametrize("mode", [("late",), ("random", 3)], ids=str)
+@pytest.mark.parametrize("lengths", [ALIKE, GIANT], ids=["alike", "one giant"])
+@pytest.mark.parametrize(("merged", "level"), [(16, 2), (4, 3)], ids=["groups", "groups of groups"])
+def test_runs_with_a_program_of_their_own_change_no_bit(merged, level, lengths, mode, kernel, monkeypatch) -> None:
+    """Runs that all have a place at once; where they are far more than a fair share, the same programs take shorter ones in turn."""
+    problem, variant = Problem(lengths, page=64, packed_q=False), replace(RUNS, merged=merged)
+    module, found, levels = kernel(variant, problem.dims, *mode), [], []
+    plan = module.plan
+
+    def planned(*given, **options):
+        made = plan(*given, **options)
+        levels.append(made[2][4])
+        return made
+
+    monkeypatch.setattr(module, "plan", planned)
+    for sms in (10, 10, 1):
+        made = make(problem)
+        sizes = module.scratch(len(lengths), 1, 4, 1, 900, sms)
+        work = [torch.zeros(n, dtype=kind) for n, kind in zip(sizes, (torch.float32, torch.int32), strict=True)]
+        made.lists["work"] = work
+        _, out, lse = launch(module, problem, made, sms)
+        assert error_of(problem, made, out, lse) <= 1.0
+        assert not work[1].any()
+        found.append((out, lse))
+    assert levels == [level, level, 0]
+    assert all(torch.equal(one, other) for made in found[1:] for one, other in zip(found[0], made, strict=True))
+    model = replace(Workload(heads_q=4, heads_kv=1, seqlen_q=1, seqlen_k=900, head_dim_qk=64), mask="causal")
+    dealt = launched(variant, Batch(tuple((q, max(k, 1)) for q, k in lengths), model, 64), 10)
+    assert dealt.own_run == (4 if lengths is ALIKE else 1) and dealt.direct == (lengths is ALIKE)
+
+
 #: Decodes beside chunks of more rows than they have, of which some do not fit a tile of the other launch.
 MIXED = (
     ((1, 700), (1, 500), (1, 3), (3, 450), (120, 600)),
