@@ -186,7 +186,7 @@ def attention_mla(
     size, 1, 576) with block_table, or (batch, seqlen, 1, 576).  Returns (batch, seqlen_q, heads_q, head_dim_v); names, options and
     what holds are those of `attention_kvcache`.  The scale by default is 1/sqrt(576); a model's is that of its head before absorption.
     """
-    shape = getattr(kv_cache, "shape", ())
+    shape: tuple[int, ...] = getattr(kv_cache, "shape", ())
     if len(shape) != 4 or shape[2] != 1:
         got = tuple(shape) if hasattr(kv_cache, "shape") else type(kv_cache).__name__
         raise AttentionError(

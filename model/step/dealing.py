@@ -268,7 +268,8 @@ def forward_of(variant: StepVariant, heads: Workload) -> Fa3Variant | None:
 def in_turn(variant: StepVariant, dealt: Dealing) -> StepVariant:
     """The variant whose loop programs of a launch run: one program of an SM that takes runs of splits has rings of its own, and tiles of
     few rows have a loop of their own."""
-    return _CLASSES[variant.family].in_turn(variant, dealt)
+    found: StepVariant = _CLASSES[variant.family].in_turn(variant, dealt)
+    return found
 
 
 def splitting(variant: StepVariant, keys: int) -> StepVariant:
@@ -410,8 +411,8 @@ def _mla_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
     chained = splits > 1 and heads <= sms and not few
     turned = not chained and queries * group // parts <= hopper_mla.TURNED_ROWS
     found = replace(
-        dealt, head_parts=parts, split_rows=hopper_mla.SPLIT_QUERIES * (group // parts), chained=chained,
-        **({"turned": True, "counts": LATENT_TURNED} if turned else {}),
+        dealt, head_parts=parts, split_rows=hopper_mla.SPLIT_QUERIES * (group // parts), chained=chained, turned=turned,
+        counts=LATENT_TURNED if turned else dealt.counts,
     )  # fmt: skip
     teams = min(sms, tiles * splits) // heads
     most = FAR if len(batch.lengths) * split_tiles <= teams else hopper_mla.MOST_APART - 1
