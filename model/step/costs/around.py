@@ -95,8 +95,9 @@ LATENT = Counts(
 #: The same where programs share all splits in runs: 848 instructions from the load warp's first to its first copy, as many of both
 #: warpgroups; and what they run through once more for splits that were done apart.
 LATENT_RUNS = replace(LATENT, plan=600, set_up=248, lookups=3, beside=1696, again=665, joined_later=430)
-#: And where tiles have few rows.
-LATENT_TURNED = LATENT
+#: And where tiles have few rows: each split mostly has a program of its own, 225 instructions of the load warp from its begin to its first
+#: copy, 100, 196 and 100 of the others until then, and at its end each warpgroup has a quarter of what it has of 64 rows.
+LATENT_TURNED = replace(LATENT, plan=120, set_up=105, begin=160, beside=396, finish=190)
 PARTIAL_BYTES = 4
 #: Cycles from one warm instruction to the next, of code with more than one on its way: stalls in the control words, and waits for results in registers.
 WARM = 2.4
