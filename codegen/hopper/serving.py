@@ -25,7 +25,6 @@ from tilecast.model.kernel.variants.hopper.serving import (
     HopperRunsVariant,
     HopperServingE4m3Variant,
     HopperServingVariant,
-    has_whole_runs,
     piece_e4m3,
     takes_narrower,
 )
@@ -266,9 +265,9 @@ class HopperRunsKernel(HopperServingKernel):
         return self.head_dim_v > PARTS_COLUMNS
 
     @property
-    def whole_runs(self) -> bool:
+    def own_runs(self) -> bool:
         """Whether runs of several splits may have a program of their own."""
-        return has_whole_runs(self.narrow, self.head_dim_v)
+        return runs.has_own_runs(self.narrow, self.head_dim_qk, self.head_dim_v)
 
     @property
     def overlaps(self) -> bool:

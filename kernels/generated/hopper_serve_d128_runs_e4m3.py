@@ -1109,16 +1109,7 @@ def attend_item(
 
 @gluon.jit
 def attend_role(
-    ring,
-    items,
-    batch,
-    rows,
-    scratch,
-    CAPPED: gl.constexpr,
-    ONE: gl.constexpr,
-    DIRECT: gl.constexpr,
-    ROWS: gl.constexpr,
-    PLANNED: gl.constexpr,
+    ring, items, batch, rows, scratch, CAPPED: gl.constexpr, ONE: gl.constexpr, DIRECT: gl.constexpr, ROWS: gl.constexpr
 ):
     """Softmax, both matrix products and merges of every item of this program."""
     n = gl.to_tensor(0)
@@ -1260,7 +1251,7 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
     fence_async_shared()
     registers: gl.constexpr = 72 if DIRECT else 104  # of the load warp
     gl.warp_specialize([
-        (attend_role, (ring, items, batch, rows, scratch, CAPPED, ONE, DIRECT, ROWS, PLANNED)),
+        (attend_role, (ring, items, batch, rows, scratch, CAPPED, ONE, DIRECT, ROWS)),
         (load_role, (k_desc, v_desc, ring, items, rows, batch, taken, PAGE, ONE, PLANNED, DIRECT, BESIDE)),
     ], [1], [registers])  # fmt: skip
 
@@ -1355,7 +1346,7 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
     one = seqlen_q == 1 and group <= tile_m
     alone = seqlen_q * group <= tile_m
     direct, runs = int(alone and batch * heads_kv * splits <= PROGRAMS * sms), splits
-    planned = FEW_PLANNED if direct == 1 or batch <= FEW_PLANNED else MANY_PLANNED
+    planned = FEW_PLANNED if direct or batch <= FEW_PLANNED else MANY_PLANNED
     most = seqlen_q * group
     flags = page, capped, one, planned, direct, FEW_MERGED if most <= FEW_MERGED else MANY_MERGED, beside
     return (heads_kv, runs, batch) if direct else (max(1, min(items, sms)), 1, 1), arguments, flags

@@ -404,61 +404,12 @@ def item_of(batch, first, ends, after, done, begun, deal, number, ONE: gl.conste
 
 @gluon.jit
 def direct_item(batch, ONE: gl.constexpr, DIRECT: gl.constexpr):
-    """(the item of a program of its own, whether there is one): each sequence and key head has as many programs as runs at the most, of one split, of FOLD
-    or of FOLD times FOLD."""
+    """(the item of a program of its own, whether there is one): each sequence and key head has as many programs as splits at the most."""
     head_kv, run, b = own_copy(gl.program_id(0)), own_copy(gl.program_id(1)), own_copy(gl.program_id(2))
     q_len, k_len = lengths(batch, b, b >= 0)
     tiles, splits, _, _ = shares(batch, q_len, k_len)
     run_log2 = gl.to_tensor(FOLD_LOG2 * (DIRECT - 1))
     return item_from(batch, b, head_kv, run, q_len, k_len, run_log2, ONE), (tiles > 0) & (run << run_log2 < splits)
-
-
-@gluon.jit
-def long_runs(batch, PLANNED: gl.constexpr, WARPS: gl.constexpr, DIRECT: gl.constexpr):
-    """Whether runs of that many splits of the longest sequence that may be are more than twice a fair share of all blocks: then programs
-    take shorter ones in turn."""
-    layout: gl.constexpr = gl.BlockedLayout([max(1, PLANNED // (32 * WARPS))], [32], [WARPS], [0])
-    total = 0
-    for first in range(0, batch.count, PLANNED):
-        b = first + gl.arange(0, PLANNED, layout=layout)
-        q_len, k_len = lengths(batch, b, b < batch.count)
-        tiles, _, _, blocks = shares(batch, q_len, k_len)
-        total += gl.sum(tiles * blocks, 0)
-    _, splits, _, blocks = shares(batch, gl.to_tensor(1), batch.seqlen_k)
-    run = gl.minimum(splits, 1 << FOLD_LOG2 * (DIRECT - 1)) * gl.minimum(
-        blocks_of_split(batch, splits, blocks), FAR >> 16
-    )
-    return run * batch.sms > 2 * gl.minimum(total, (1 << 26) // batch.heads_kv) * batch.heads_kv
-
-
-@gluon.jit
-def programs_there():
-    """Programs of a launch."""
-    return gl.num_programs(0) * gl.num_programs(1) * gl.num_programs(2)
-
-
-@gluon.jit
-def in_turn(batch, PLANNED: gl.constexpr, WARPS: gl.constexpr, DIRECT: gl.constexpr):
-    """(how runs are dealt, as of `ends_of`, this program's number, how many items there are, 0 where each program has its own)."""
-    number = own_copy(
-        gl.program_id(0) + gl.num_programs(0) * (gl.program_id(1) + gl.num_programs(1) * gl.program_id(2))
-    )
-    none = gl.zeros([PLANNED], gl.int32, layout=gl.BlockedLayout([max(1, PLANNED // (32 * WARPS))], [32], [WARPS], [0]))
-    deal, ends, after, total = Deal(gl.to_tensor(0), gl.to_tensor(0)), none, none, gl.to_tensor(0)
-    if long_runs(batch, PLANNED, WARPS, DIRECT):
-        deal = deal_of(batch, PLANNED, WARPS)
-        ends, after = ends_of(batch, 0, 0, 0, deal, PLANNED, WARPS)
-        total = gl.max(ends, 0)
-    return deal, ends, after, number, total
-
-
-@gluon.jit
-def next_item(batch, deal, ends, after, number, total, otherwise, ONE: gl.constexpr):
-    """(the item of a number, whether there is one)."""
-    item = otherwise
-    if number < total:
-        item = item_of(batch, 0, ends, after, 0, 0, deal, number, ONE)
-    return item, number < total
 
 
 @gluon.jit
@@ -634,21 +585,8 @@ def load_role(
     if DIRECT:
         item, there = direct_item(batch, ONE, DIRECT)
         pages = early_pages(batch, item, PAGE, ONE)
-        if DIRECT == 1:
-            if there:
-                load_item(item, pages, n, k_desc, v_desc, ring, batch, PAGE)
-        else:
-            deal, ends, after, number, total = in_turn(batch, PLANNED, 1, DIRECT)
-            if total > 0:
-                item, there = next_item(batch, deal, ends, after, number, total, item, ONE)
-                pages = first_pages(batch, item, PAGE)
-            while there:
-                n = load_item(item, pages, n, k_desc, v_desc, ring, batch, PAGE)
-                number += programs_there()
-                there = number < total
-                if there:
-                    item, _ = next_item(batch, deal, ends, after, number, total, item, ONE)
-                    pages = first_pages(batch, item, PAGE)
+        if there:
+            load_item(item, pages, n, k_desc, v_desc, ring, batch, PAGE)
     else:
         turn, done, begun, number, programs = gl.to_tensor(0), 0, 0, own_copy(gl.program_id(0)), gl.num_programs(0)
         if BESIDE % 2 == 1:
@@ -1284,38 +1222,14 @@ def attend_item(
 
 @gluon.jit
 def attend_role(
-    ring,
-    items,
-    batch,
-    rows,
-    scratch,
-    CAPPED: gl.constexpr,
-    ONE: gl.constexpr,
-    DIRECT: gl.constexpr,
-    ROWS: gl.constexpr,
-    PLANNED: gl.constexpr,
+    ring, items, batch, rows, scratch, CAPPED: gl.constexpr, ONE: gl.constexpr, DIRECT: gl.constexpr, ROWS: gl.constexpr
 ):
     """Softmax, both matrix products and merges of every item of this program."""
     n = gl.to_tensor(0)
     if DIRECT:
         item, there = direct_item(batch, ONE, DIRECT)
-        if DIRECT == 1:
-            if there:
-                attend_item(
-                    item, read_q(item, rows, batch, ONE), n, ring, batch, rows, scratch, CAPPED, ONE, DIRECT, ROWS
-                )
-        else:
-            deal, ends, after, number, total = in_turn(batch, PLANNED, 4, DIRECT)
-            if total > 0:
-                item, there = next_item(batch, deal, ends, after, number, total, item, ONE)
-            while there:
-                n = attend_item(
-                    item, read_q(item, rows, batch, ONE), n, ring, batch, rows, scratch, CAPPED, ONE, DIRECT, ROWS
-                )
-                number += programs_there()
-                there = number < total
-                if there:
-                    item, _ = next_item(batch, deal, ends, after, number, total, item, ONE)
+        if there:
+            attend_item(item, read_q(item, rows, batch, ONE), n, ring, batch, rows, scratch, CAPPED, ONE, DIRECT, ROWS)
     else:
         turn = gl.to_tensor(0)
         item, there = told(items, turn, batch, ONE)
@@ -1451,7 +1365,7 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
     fence_async_shared()
     registers: gl.constexpr = 72 if DIRECT else 104  # of the load warp
     gl.warp_specialize([
-        (attend_role, (ring, items, batch, rows, scratch, CAPPED, ONE, DIRECT, ROWS, PLANNED)),
+        (attend_role, (ring, items, batch, rows, scratch, CAPPED, ONE, DIRECT, ROWS)),
         (load_role, (k_desc, v_desc, ring, items, rows, batch, taken, PAGE, ONE, PLANNED, DIRECT, BESIDE)),
     ], [1], [registers])  # fmt: skip
 
@@ -1542,20 +1456,11 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
         *(n for x in (k_scales, v_scales) for n in ((0, 0) if x is None else x.stride())), batch, heads_kv, group, seqlen_q, min(seqlen_k, FAR.value, FAR.value if table is None else table.shape[1] * page), _split_limit(heads_kv).bit_length() - 1, _split_keys(heads_kv).bit_length() - 1, left, right,
         max(rows[0], 1), min(rows[1], FAR.value), splits, min(tile_m, seqlen_q * group), _split_tiles(seqlen_q, group), sms,
     )  # fmt: skip
-    # Where no launch of these extents has more splits than programs come in 2 rounds, each has a program of its own, or else each run of FOLD
-    # of them, or of FOLD times FOLD, where these have nearly all places at once.
+    # Where no launch of these extents has more splits than programs come in 2 rounds, each has a program of its own.
     one = seqlen_q == 1 and group <= tile_m
     alone = beside < 2 and seqlen_q * group <= tile_m
     direct, runs = int(alone and batch * heads_kv * splits <= 2 * PROGRAMS * sms), splits
-    if alone and not direct and batch <= MANY_PLANNED:
-        levels = [(level, -(-splits // FOLD.value ** (level - 1))) for level in (2, 3)]
-        fitting = [
-            (level, n)
-            for level, n in levels
-            if 3 * PROGRAMS * sms < 4 * batch * heads_kv * n <= 4 * PROGRAMS * sms and n < splits
-        ]
-        direct, runs = fitting[0] if fitting else (0, splits)
-    planned = FEW_PLANNED if direct == 1 or batch <= FEW_PLANNED else MANY_PLANNED
+    planned = FEW_PLANNED if direct or batch <= FEW_PLANNED else MANY_PLANNED
     most = min(seqlen_q * group, rows[1])
     flags = (
         page,

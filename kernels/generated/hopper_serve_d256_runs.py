@@ -1232,16 +1232,7 @@ def attend_item(
 
 @gluon.jit
 def attend_role(
-    ring,
-    items,
-    batch,
-    rows,
-    scratch,
-    CAPPED: gl.constexpr,
-    ONE: gl.constexpr,
-    DIRECT: gl.constexpr,
-    ROWS: gl.constexpr,
-    PLANNED: gl.constexpr,
+    ring, items, batch, rows, scratch, CAPPED: gl.constexpr, ONE: gl.constexpr, DIRECT: gl.constexpr, ROWS: gl.constexpr
 ):
     """Softmax, both matrix products and merges of every item of this program."""
     n = gl.to_tensor(0)
@@ -1391,7 +1382,7 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
     fence_async_shared()
     registers: gl.constexpr = 72 if DIRECT else 104  # of the load warp
     gl.warp_specialize([
-        (attend_role, (ring, items, batch, rows, scratch, CAPPED, ONE, DIRECT, ROWS, PLANNED)),
+        (attend_role, (ring, items, batch, rows, scratch, CAPPED, ONE, DIRECT, ROWS)),
         (load_role, (k_desc, v_desc, ring, items, rows, batch, taken, PAGE, ONE, PLANNED, DIRECT, BESIDE)),
     ], [1], [registers])  # fmt: skip
 
@@ -1493,7 +1484,7 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
     one = seqlen_q == 1 and group <= tile_m
     alone = beside < 2 and seqlen_q * group <= tile_m
     direct, runs = int(alone and batch * heads_kv * splits <= 2 * PROGRAMS * sms), splits
-    planned = FEW_PLANNED if direct == 1 or batch <= FEW_PLANNED else MANY_PLANNED
+    planned = FEW_PLANNED if direct or batch <= FEW_PLANNED else MANY_PLANNED
     most = min(seqlen_q * group, rows[1])
     flags = (
         page,

@@ -139,11 +139,11 @@ class Dealing:
     queries: int = 1
     half_rows: int = 0
     #: Whether each split that a sequence may have has a program of its own, and rounds of programs up to which it has; or each run of so many
-    #: splits, and the most sequences of a batch where that may be: programs look at all of them together.
+    #: splits, and whether that may be.
     direct: bool = False
     rounds: int = 1
     own_run: int = 1
-    most_together: int = 0
+    own_runs: bool = False
     #: Most parts of tiles that a launch counts on, and whether a launch of its own merges them.
     places: int = 0
     joined: bool = False
@@ -335,32 +335,30 @@ def _runs(v: HopperRunsVariant, heads: Workload) -> Dealing:
     return replace(
         _hopper(v, heads), most_rows=rows, tile_m=rows, programs=v.programs, merges_beside=False, counts=COPY_ENGINE_RUNS, fold=v.fold,
         shrinks=v.shrinks, follows=False, rounds=v.direct_rounds, half_rows=0 if v.narrow else hopper_serving.ROWS_HELD,
-        most_together=v.planned if hopper_serving.has_whole_runs(v.narrow, heads.head_dim_v) else 0,
+        own_runs=hopper_runs.has_own_runs(v.narrow, heads.head_dim_qk, heads.head_dim_v),
     )  # fmt: skip
 
 
 def _runs_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
-    """Each split has a program where all that there may be fit on the device at once, or in two rounds, or each run of some where these fit at once and
-    are no more than twice a fair share; otherwise there is a program to an SM, which takes runs of a sequence's splits until there are none."""
+    """Each split has a program where all that there may be fit on the device at once, or in two rounds, or each run of some where these have
+    nearly all places at once; otherwise there is a program to an SM, which takes runs of a sequence's splits until there are none."""
     work, group = batch.workload(), batch.heads.group_size
     rows = min(dealt.tile_m, dealt.most_rows)
     dealt = replace(dealt, queries=max(1, min(work.seqlen_q, rows // group)))
     half = min(work.seqlen_q * group, rows) <= dealt.half_rows
     splits = 1 if work.seqlen_k <= dealt.whole_keys else min(dealt.most_splits, -(-work.seqlen_k // dealt.split_keys))
-    sequences = tuple(dealt.shared(q, k, batch.heads) for q, k in batch.lengths if dealt.takes(q * group))
     own_run = 0
     if work.seqlen_q * group <= dealt.tile_m:
-        longest = max((one.each for one in sequences), default=0)
+        size = float(len(batch.lengths) * work.seqlen_k * work.heads_kv * batch.key_bytes)
         own_run = own_run_of(
-            splits, len(batch.lengths) * work.heads_kv, sms, dealt.programs, dealt.rounds,
-            dealt.fold if len(batch.lengths) <= dealt.most_together else 0, longest,
-            work.heads_kv * sum(one.tiles * one.blocks for one in sequences),
+            splits, len(batch.lengths), work.heads_kv, dealt.programs * sms, dealt.rounds, dealt.fold if dealt.own_runs else 0, size
         )  # fmt: skip
     if own_run:
         counts: Counts = COPY_ENGINE_HALF_RUNS if half else dealt.counts
         if work.seqlen_q > 1:
             counts = replace(counts, set_up=counts.set_up + COPY_ENGINE_SEVERAL)
         return replace(dealt, direct=True, own_run=own_run, counts=counts)
+    sequences = tuple(dealt.shared(q, k, batch.heads) for q, k in batch.lengths if dealt.takes(q * group))
     some = 0
     if dealt.beside:
         some = programs_beside(sequences, *_others(dealt, batch), sms, work.heads_kv, dealt.fold)

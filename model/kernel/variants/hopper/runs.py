@@ -24,6 +24,9 @@ SHORT_RUNS = 1.125
 #: What runs that shrink take longer than whole ones, where rounds of these are not nearly full: 32 sequences of 8192 keys took 390 us by 70
 #: programs and 320 by 88, of 4096 keys 203 by 82 and 173 by 66 (data/measured/h200_mixed_pairs.csv).
 SHRINKING = 1.2
+#: Runs of several splits have a program of their own at so many columns, from so many key heads on and up to so many bytes of keys and values that
+#: sequences may have, and where they have more than so many fourths of all places: as timed (data/measured/h200_decode_own_runs.csv).
+OWN_DIM, OWN_HEADS, OWN_BYTES, OWN_PLACES = 128, 8, 300_000_000, 3
 #: Programs of which the one that ends within so much of the first to end is taken, if it has fewer.
 NEARLY = 1.02
 #: Laps of the other launch's tiles that are told apart: of more the last one is no matter.
@@ -78,17 +81,19 @@ def runs_of(sequences: Iterable[Shared], sms: int, heads_kv: int, fold: int, shr
     return replace(runs, shrinks=not full) if full or shrinks else replace(runs, blocks=0)
 
 
-def own_run_of(splits: int, tiles: int, sms: int, programs: int, rounds: int, fold: int, each: int, blocks: int) -> int:
-    """Splits of a run that has a program of its own, 0 where programs take runs in turn: one where ``tiles`` of so many ``splits`` come in ``rounds``
-    of ``programs`` to an SM; or ``fold``, or that squared (0: neither), where these have nearly all places at once, and where runs of splits of ``each``
-    blocks are no more than twice a fair share of all ``blocks``.  The kernels' `plan` and `long_runs`."""
-    if tiles * splits <= rounds * programs * sms:
+def has_own_runs(narrow: bool, head_dim_qk: int, head_dim_v: int) -> bool:
+    """Whether runs of several splits may have a program of their own: it was timed at 128 columns of 16 bits alone."""
+    return not narrow and head_dim_qk == head_dim_v == OWN_DIM
+
+
+def own_run_of(splits: int, batch: int, heads_kv: int, places: int, rounds: int, fold: int, size: float) -> int:
+    """Splits of a run that has a program of its own, 0 where programs take runs in turn: one where all of ``splits`` of ``batch`` sequences and key
+    heads come in ``rounds`` of ``places``; or ``fold`` (0: never), where so many heads and no more than so many bytes (``size``) are
+    that many runs.  As the kernels' `plan` has it."""
+    if batch * heads_kv * splits <= rounds * places:
         return 1
-    for run in (fold, fold * fold) if fold else ():
-        of_tile = -(-splits // run)
-        if of_tile < splits and 3 * programs * sms < 4 * tiles * of_tile <= 4 * programs * sms:
-            return run if min(splits, run) * each * sms <= 2 * blocks else 0
-    return 0
+    own = heads_kv >= OWN_HEADS and size <= OWN_BYTES and fold > 0
+    return fold if own and OWN_PLACES * places < 4 * batch * heads_kv * -(-splits // max(fold, 1)) <= 4 * places else 0
 
 
 def other_pace(head_dim: int) -> float:

@@ -82,11 +82,6 @@ def takes_narrower(head_dim_qk: int, head_dim_v: int) -> bool:
     return head_dim_qk == head_dim_v and head_dim_v in OWN_COLUMNS
 
 
-def has_whole_runs(narrow: bool, head_dim_v: int) -> bool:
-    """Whether runs of several splits may have a program of their own: where O leaves registers to read Q to."""
-    return not narrow and head_dim_v <= PARTS_COLUMNS
-
-
 def own_columns(head_dim_qk: int, head_dim_v: int) -> tuple[int, int]:
     """(columns of Q and K, of V) of the 16-bit kernel of the copy engine that runs such heads."""
     dims = head_dim_qk, head_dim_v
