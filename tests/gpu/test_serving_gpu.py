@@ -124,6 +124,28 @@ def test_latent_attention_gets_the_same_bits_alone_and_in_a_batch_that_fills_the
     assert error_of(few, made, *call(few, made)) <= 1.0
 
 
+@pytest.mark.skipif(not HOPPER, reason="runs of splits are written for Hopper")
+@pytest.mark.parametrize(
+    ("lengths", "heads"),
+    [(((1, 8192),) * 8, (32, 8)), (((1, 8100), (1, 0), (1, 5), *((1, 1000 * n) for n in range(1, 6))), (64, 8)), (((1, 2048),) * 8, (32, 32))],
+    ids=["alike", "unequal", "many heads"],
+)  # fmt: skip
+def test_runs_of_splits_with_a_program_of_their_own_have_the_bits_of_a_sequence_alone(lengths, heads) -> None:
+    problem = Problem(lengths, dims=(128, 128), heads=heads, dtype="bfloat16", page=64, packed_q=False)
+    made = make(problem, "cuda")
+    out, lse = call(problem, made)
+    again, sums_again = call(problem, made)
+    assert torch.equal(out, again) and torch.equal(lse, sums_again)
+    assert error_of(problem, made, out, lse) <= 1.0
+    used, table = made.lists["seqused_k"], made.lists["block_table"]
+    for number in range(len(lengths)):
+        one = slice(number, number + 1)
+        alone, sums = tilecast.attention_kvcache(
+            made.q[one], made.k, made.v, used[one], table[one], causal=True, return_lse=True
+        )
+        assert torch.equal(alone, out[one]) and torch.equal(sums, lse[one])
+
+
 @pytest.mark.parametrize("seed", range(24))
 def test_random_problems(seed) -> None:
     draw = random.Random(seed)
