@@ -9,9 +9,11 @@ from typing import Any
 from tilecast.codegen.hopper import backward as hopper_backward
 from tilecast.codegen.hopper import backward_apart as hopper_backward_apart
 from tilecast.codegen.portable import backward as triton_backward
+from tilecast.codegen.portable import backward_few
 from tilecast.codegen.portable import forward as triton_portable
 from tilecast.codegen.render import render
 from tilecast.model.backward import (
+    FEW_BACKWARD,
     HOPPER_BACKWARD,
     HOPPER_BACKWARD_APART,
     TRITON_BACKWARD,
@@ -59,6 +61,7 @@ _TEMPLATES = {
     HOPPER_BACKWARD_APART.template: _Template(
         hopper_backward_apart.TEMPLATE, hopper_backward_apart.context, _hopper_targets
     ),
+    FEW_BACKWARD.template: _Template(backward_few.TEMPLATE, backward_few.context, lambda _: backward_few.TARGETS),
 }
 
 

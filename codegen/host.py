@@ -51,7 +51,12 @@ class Host:
         """Statements that say how many columns heads have that the kernel takes as well, or what is expected; after another."""
         if not self.narrower:
             return ""
-        most = self.head_dim_qk
+        most, most_v = self.head_dim_qk, self.head_dim_v
+        if most != most_v:
+            return "".join(
+                f'\n    {name} = {x}.shape[-1] if {x}.shape[-1] in range(8, {n + 1}, 8) else "a multiple of 8 up to {n}"'
+                for name, x, n in (("head_dim", "q", most), ("head_dim_v", "v", most_v))
+            )
         return (
             f'\n    taken = "a multiple of 8 up to {most}"'
             f"\n    head_dim, head_dim_v = (n if n in range(8, {most + 1}, 8) else taken for n in (q.shape[-1], v.shape[-1]))"

@@ -142,7 +142,7 @@ def _run(
     if kernels is None:
         kernels = find_kernels(q, k, v, mask, names=NAMES, known=_kernels)
     found = next(
-        ((launch, windowed) for first, last, launch, windowed, _ in kernels if first <= seqlen_q <= last), None
+        ((launch, windowed) for first, last, launch, windowed, *_ in kernels if first <= seqlen_q <= last), None
     )
     if found is None:
         raise UnsupportedError(

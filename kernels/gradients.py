@@ -147,9 +147,14 @@ def backward_into(
     read = (*map(readable, asked[:4]), lse.contiguous(), readable(dout), None if dlse is None else dlse.contiguous())
     as_rows = mask == "none" and q.shape[2] == 1
     given = _heads_as_rows(*read, *made) if as_rows else (*read, *made)
-    rows = given[0].shape[2]
+    heads, rows = given[0].shape[1:3]
+    together = heads // given[1].shape[1] * rows
     launch, windowed = next(
-        ((launch, windowed) for first, last, launch, windowed, _ in kernels if first <= rows <= last),
+        (
+            (launch, windowed)
+            for first, last, launch, windowed, _, most in kernels
+            if first <= rows <= last and together <= most
+        ),
         kernels[-1][2:4],
     )
     arguments = (

@@ -175,7 +175,9 @@ def backward_launcher(module: Any) -> Callable[..., None]:
 
 
 def terms_shape(module: Any, q: Any) -> tuple[int, ...]:
-    """Extents of the float32 terms of a generated backward pass: two numbers for each row of q, or ``PIECES`` bf16 of them."""
+    """Extents of the float32 terms of a generated backward pass: two numbers for each row of q, ``PIECES`` bf16 of them, or none."""
+    if not hasattr(module, "PADDED"):
+        return (0,)
     batch, heads, rows, _ = q.shape
     rows = -(-rows // module.PADDED.value) * module.PADDED.value
     pieces = _pieces(module)

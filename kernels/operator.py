@@ -279,7 +279,7 @@ def _forward(
     kernels = forward_kernels.get((device, dtype, head_dim, head_dim_v, mask))
     if kernels is None:
         kernels = find_kernels(q, k, v, mask)
-    for first, last, launch, windowed, keys in kernels:  # noqa: B007 (the kernel is used after the loop)
+    for first, last, launch, windowed, keys, _ in kernels:  # noqa: B007 (the kernel is used after the loop)
         if first <= seqlen_q <= last and seqlen_k <= keys:
             break
     else:

@@ -12,6 +12,7 @@ The index is a JSON list, one object per kernel module, written by the generator
      "seqlen_q_min": 0,                   optional, 0: query rows of a sequence from ...
      "seqlen_q_max": null,                optional, null (no limit): ... to, inclusive
      "seqlen_k_max": null,                optional, null (no limit): keys of a sequence up to, inclusive
+     "rows_max": null,                    optional, null (no limit): query rows of all heads that share a key/value head, up to, inclusive
      "taller": {"module": "...", "time": 0.82}, optional: a kernel of taller tiles with the same bits, which runs where its rounds of tiles
                                           take less, and the time of a tile of this one over one of it
      "triton_min": [3, 9],                optional: the first Triton release that compiles it
@@ -55,7 +56,7 @@ COVERED_BY = {"none": ("none", "window"), "causal": ("causal", "window"), "windo
 NO_LIMIT = 2**62
 
 _REQUIRED = ("module", "family", "capability", "head_dim_qk", "head_dim_v", "mask", "dtypes", "preference")
-_OPTIONAL = ("head_dim_min", "seqlen_q_min", "seqlen_q_max", "seqlen_k_max", "taller", "triton_min", "pass", "cache", "forecast")  # fmt: skip
+_OPTIONAL = ("head_dim_min", "seqlen_q_min", "seqlen_q_max", "seqlen_k_max", "rows_max", "taller", "triton_min", "pass", "cache", "forecast")  # fmt: skip
 PASSES = ("fwd", "bwd", "serve")
 CACHES = ("", "e4m3")
 #: Names a family whose kernels go first.
@@ -98,6 +99,8 @@ class Entry(Shipped):
     triton_min: tuple[int, int] = (0, 0)
     #: Keys of a sequence for which another kernel is no better.
     seqlen_k_max: int = NO_LIMIT
+    #: Query rows of the heads that share a key/value head up to which it computes a sequence.
+    rows_max: int = NO_LIMIT
     #: "bwd" for gradients, "serve" for packed and paged batches.
     direction: str = "fwd"
     #: Of serving kernels, what K and V are: "", as q, or "e4m3".
@@ -162,6 +165,7 @@ def candidates(
             k.seqlen_q_min <= entry.seqlen_q_min
             and entry.seqlen_q_max <= k.seqlen_q_max
             and entry.seqlen_k_max <= k.seqlen_k_max
+            and entry.rows_max <= k.rows_max
             for k in kept
         ):
             kept.append(entry)
@@ -200,11 +204,15 @@ def select(
     seqlen_q: int,
     entries: tuple[Entry, ...] | None = None,
     seqlen_k: int = 0,
+    group: int = 1,
 ) -> Entry | None:
-    """The kernel that the operator runs for a sequence of ``seqlen_q`` query rows and ``seqlen_k`` keys (0: as many); None where none fits."""
+    """The kernel that the operator runs for a sequence of ``seqlen_q`` query rows and ``seqlen_k`` keys (0: as many) where ``group`` query
+    heads share a key/value head; None where none fits."""
     found = candidates(capability, dtype, head_dim_qk, head_dim_v, mask, entries)
     keys = seqlen_k or seqlen_q
-    return next((e for e in found if e.seqlen_q_min <= seqlen_q <= e.seqlen_q_max and keys <= e.seqlen_k_max), None)
+    rows = group * seqlen_q
+    fitting = (e for e in found if e.seqlen_q_min <= seqlen_q <= e.seqlen_q_max and keys <= e.seqlen_k_max)
+    return next((e for e in fitting if rows <= e.rows_max), None)
 
 
 @functools.cache
@@ -349,6 +357,7 @@ def _entry(row: Mapping[str, Any], where: str) -> Entry:
         seqlen_q_min=whole_number(row, "seqlen_q_min", where) if "seqlen_q_min" in row else 0,
         seqlen_q_max=NO_LIMIT if last is None else whole_number(row, "seqlen_q_max", where),
         seqlen_k_max=NO_LIMIT if row.get("seqlen_k_max") is None else whole_number(row, "seqlen_k_max", where),
+        rows_max=NO_LIMIT if row.get("rows_max") is None else whole_number(row, "rows_max", where),
         preference=whole_number(row, "preference", where),
         triton_min=_pair(row.get("triton_min", [0, 0]), "triton_min", where),
         direction=direction,

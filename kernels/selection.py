@@ -17,8 +17,8 @@ from tilecast.kernels.starting import on_device
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 #: Kernels of a problem: (device, dtype, head_dim_qk, head_dim_v, mask) -> (first seqlen_q, last seqlen_q, launch,
-#: whether it takes a window), best first.  The device is CUDA's index, -1 for the CPU.
-Kernels = tuple[tuple[int, int, Callable[..., Any], bool, int], ...]
+#: whether it takes a window, most keys, most query rows of a key/value head), best first.  The device is CUDA's index, -1 for the CPU.
+Kernels = tuple[tuple[int, int, Callable[..., Any], bool, int, int], ...]
 Known = dict[tuple[int, Any, int, int, str], Kernels]
 forward_kernels: Known = {}
 backward_kernels: Known = {}
@@ -143,7 +143,7 @@ def find_kernels(
     if wider is not None:
         launches = [padded(launch, *wider, direction) for launch in launches]
     found = tuple(
-        (e.seqlen_q_min, e.seqlen_q_max, on_device(launch, device), e.mask == "window", e.seqlen_k_max)
+        (e.seqlen_q_min, e.seqlen_q_max, on_device(launch, device), e.mask == "window", e.seqlen_k_max, e.rows_max)
         for e, launch in zip(entries, launches, strict=True)
     )
     if known is None:

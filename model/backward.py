@@ -11,19 +11,22 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from tilecast.model.kernel.knobs import check_value, family_named, parse_knobs, value_like
-from tilecast.model.kernel.variants import fa2_backward, fa3_backward, fa3_backward_apart
+from tilecast.model.kernel.variants import fa2_backward, fa3_backward, fa3_backward_apart, few_backward
 from tilecast.model.kernel.variants.blackwell import backward as fa4_backward
 from tilecast.model.kernel.variants.blackwell.backward import Fa4BackwardVariant
 from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
 from tilecast.model.kernel.variants.fa3_backward import Fa3BackwardVariant
 from tilecast.model.kernel.variants.fa3_backward_apart import Fa3BackwardApartVariant
+from tilecast.model.kernel.variants.few_backward import FewBackwardVariant
 from tilecast.model.kernel.verdict import VariantError, Verdict
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
-from tilecast.model.pipeline.backward import fa2, fa3, fa3_apart, fa4
+from tilecast.model.pipeline.backward import fa2, fa3, fa3_apart, fa4, few
 from tilecast.model.pipeline.backward.kernels import BackwardPass
 
-BackwardVariant = Fa2BackwardVariant | Fa3BackwardVariant | Fa3BackwardApartVariant | Fa4BackwardVariant
+BackwardVariant = (
+    Fa2BackwardVariant | Fa3BackwardVariant | Fa3BackwardApartVariant | Fa4BackwardVariant | FewBackwardVariant
+)
 V = TypeVar("V", bound=BackwardVariant)
 
 
@@ -69,8 +72,12 @@ BLACKWELL_BACKWARD = BackwardFamily(
     fa4_backward.legality, fa4_backward.writable, fa4_backward.space, fa4_backward.chosen, fa4.build, ("fa4", "blackwell_ws"),
     fa4_backward.published,
 )  # fmt: skip
+FEW_BACKWARD = BackwardFamily(
+    *few_backward.NAMES, "plain Triton for Hopper, few query rows of a key/value head, all of them in a program", FewBackwardVariant,
+    few_backward.legality, few_backward.writable, few_backward.space, few_backward.chosen, few.build,
+)  # fmt: skip
 #: The first is what `--pass bwd` takes where no family is named.
-BACKWARD_FAMILIES = (TRITON_BACKWARD, HOPPER_BACKWARD, HOPPER_BACKWARD_APART, BLACKWELL_BACKWARD)
+BACKWARD_FAMILIES = (TRITON_BACKWARD, HOPPER_BACKWARD, HOPPER_BACKWARD_APART, BLACKWELL_BACKWARD, FEW_BACKWARD)
 
 
 def family_of(variant: BackwardVariant) -> BackwardFamily:

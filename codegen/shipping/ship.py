@@ -51,6 +51,7 @@ _REGISTRY = (
     "seqlen_q_min",
     "seqlen_q_max",
     "seqlen_k_max",
+    "rows_max",
     "taller",
     "triton_min",
     "cache",

@@ -611,8 +611,8 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, dk_parts, dv_parts, w
     (batch, heads_q, seqlen_q, _), (_, heads_kv, seqlen_k, _) = q.shape, k.shape
     rows, keys = (batch, heads_q, seqlen_q), (batch, heads_kv, seqlen_k)
     dtype = str(q.dtype) if str(q.dtype) in DTYPES else "bf16 or fp16"
-    taken = "a multiple of 8 up to 192"
-    head_dim, head_dim_v = (n if n in range(8, 193, 8) else taken for n in (q.shape[-1], v.shape[-1]))
+    head_dim = q.shape[-1] if q.shape[-1] in range(8, 193, 8) else "a multiple of 8 up to 192"
+    head_dim_v = v.shape[-1] if v.shape[-1] in range(8, 129, 8) else "a multiple of 8 up to 128"
     tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dq": dq, "dk": dk, "dv": dv}
     for name, x in tensors.items():
         extents = keys if name[-1] in "kv" else rows

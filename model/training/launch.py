@@ -49,7 +49,7 @@ class LoopRun:
 
 def tiles_of(kernel: LoopKernel, workload: Workload) -> tuple[HeadTiles, int]:
     """Tiles of one head of those that own rows, with their steps, and how many such heads there are."""
-    w, p = workload, kernel.pipeline
+    w, p = kernel.problem or workload, kernel.pipeline
     rows = p.rows_per_cta * p.cta_group
     if kernel.owns == "queries":
         return head_tiles(w, rows, p.keys_per_iteration), w.batch * w.heads_q
@@ -142,7 +142,8 @@ def _traffic(
     Rows that programs walk over come from memory once for each group of programs that run together, unless L2 holds those of
     all heads at work; so do the sums, which are read and written.
     """
-    w, p, group = workload, kernel.pipeline, workload.group_size
+    w, p = kernel.problem or workload, kernel.pipeline
+    group = w.group_size
     steps = tiles.total_iterations * heads
     edges = tiles.count * heads * p.cta_group * (p.edge_read_bytes + p.edge_write_bytes)
     once = tiles.count * heads * p.cta_group * (p.edge_read_bytes / kernel.parts + p.edge_write_bytes)

@@ -46,6 +46,8 @@ class LoopKernel:
     turnaround_cycles: float | None = None
     #: Whether its programs begin beside those of the launch before, on SMs that have none of them.
     beside: bool = False
+    #: The problem as its programs see it where that is not the launch's: of keys that are parted each part is a sequence.
+    problem: Workload | None = None
 
 
 @dataclass(frozen=True, slots=True)

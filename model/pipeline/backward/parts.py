@@ -1,7 +1,7 @@
-"""Into how many parts the query heads that share a key/value head are divided among programs that own keys.
+"""Into how many parts the query heads that share a key/value head are divided among programs that own keys, and keys among programs that own queries.
 
-The text of `query_head_parts` is also in the files that `codegen` writes, whose host asks it: what is forecast is what runs.  So it
-takes numbers alone and needs the standard library alone.
+The text of `query_head_parts` and of `part_keys` is also in the files that `codegen` writes, whose host asks them: what is forecast is what runs.
+So they take numbers alone and need the standard library alone.
 """
 
 from __future__ import annotations
@@ -65,3 +65,13 @@ def parts_of(workload: Workload, block: int, once: int, beside: float, machine: 
     """`query_head_parts` of a problem on a machine."""
     w, sms = workload, int(machine["chip.sm_count"])
     return query_head_parts(w.group_size, w.heads_kv, w.seqlen_q, w.seqlen_k, *w.limits, block, once, beside, sms)
+
+
+@lru_cache(maxsize=256)
+def part_keys(heads_kv: int, seqlen_k: int, tile: int, sms: int) -> int:
+    """Keys of a program that has all query rows of a head, a multiple of ``tile``.
+
+    Not in the batch at hand, on which no sequence's dQ may depend.
+    """
+    least = 256
+    return max(least, -(-heads_kv * seqlen_k // (2 * sms) // tile) * tile)

@@ -1,0 +1,200 @@
+"""A backward of few query rows as `triton_few_bwd` writes it: all rows of a key/value head stay, one pass over the keys, five products.
+
+Programs have a part of the keys each.  Of a step's keys S^T = K Q^T and dP^T = V dO^T are made, dV and dK leave for memory at once, and
+dQ^T = K^T dS^T stays in registers until the part is over; a second launch adds the parts up.  So to a program the problem is one of as many
+sequences as there are parts, whose keys are a part's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilecast.model.kernel.variants.few_backward import (
+    FewBackwardVariant,
+    columns,
+    registers,
+    rows_of,
+    shared_bytes,
+    tile_rows,
+)
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+from tilecast.model.pipeline import softmax_cost as common
+from tilecast.model.pipeline.backward import kernels
+from tilecast.model.pipeline.backward.arithmetic import differences, probabilities, step_work
+from tilecast.model.pipeline.backward.parts import part_keys
+from tilecast.model.pipeline.backward.warps import WARPS, Warpgroups
+from tilecast.model.pipeline.fa2 import AHEAD_OF_QK_CYCLES, BEHIND_PV_CYCLES
+from tilecast.model.pipeline.fa3 import arithmetic, product
+from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step, of_tile
+from tilecast.model.pipeline.hopper.order import ROWS
+
+#: Instructions of a warp and step that do not scale with the tile: on the ALU, on the FMA pipe, others, as in loops over keys that own
+#: queries (`fa2`); registers of a thread beside sums and score tiles, of which addresses take many, and the most it can have.
+_STEP = 1.0, 9.0, 86.0
+_OTHER_REGISTERS, _MOST_REGISTERS = 96, 255
+#: Bytes of a warp instruction that copies or stores 16 bytes a lane.
+_LANE_BYTES = 512
+_PRODUCTS = ("s", "dp", "dv", "dk", "dq")
+
+
+def build(workload: Workload, variant: FewBackwardVariant, machine: Machine) -> kernels.BackwardPass:
+    """The launches of ``variant``; legality is the caller's business."""
+    w, v = workload, variant
+    keys = part_keys(w.heads_kv, w.seqlen_k, v.tile_n, int(machine["chip.sm_count"]))
+    parts = -(-w.seqlen_k // keys)
+    rows, wide = rows_of(w), w.head_dim_qk + w.head_dim_v
+    seen = replace(
+        w,
+        batch=w.batch * parts,
+        heads_q=w.heads_kv,
+        seqlen_q=rows,
+        seqlen_k=-(-w.seqlen_k // parts),
+        mask="none",
+        window=None,
+    )
+    # K and V come and dK and dV go, once.
+    row = 2 * wide * w.dtype_bytes
+    main = kernels.LoopKernel(
+        "gradients", "queries", _pipeline(w, v, machine, parts), 2.0 * (3 * w.head_dim_qk + 2 * w.head_dim_v),
+        step_bytes=v.tile_n * row, row_bytes=row, problem=seen,
+    )  # fmt: skip
+    if parts == 1:
+        return kernels.BackwardPass((main,))
+    elements = float(w.batch * w.heads_kv * rows * w.head_dim_qk)
+    return kernels.BackwardPass(
+        (main, kernels.RowKernel("sum of dQ", parts * elements * kernels.FLOAT, elements * w.dtype_bytes))
+    )
+
+
+def ctas_per_sm(variant: FewBackwardVariant, workload: Workload, machine: Machine) -> int:
+    """CTAs that an SM holds by its shared memory, registers and warps."""
+    v, threads = variant, 32 * variant.warps
+    each = -(-min(_MOST_REGISTERS, registers(v, workload) + _OTHER_REGISTERS) // 8) * 8
+    return max(
+        1,
+        min(
+            int(machine["smem.per_sm_bytes"] // (shared_bytes(v, workload) + 1024)),
+            int(machine["reg.file_bytes"] // (4 * threads * each)),
+            int(machine["sm.max_warps"] // v.warps),
+        ),
+    )
+
+
+def _pipeline(w: Workload, v: FewBackwardVariant, m: Machine, parts: int) -> Pipeline:
+    """The loop of the programs of one SM, which do not keep step."""
+    ctas = ctas_per_sm(v, w, m)
+    groups = v.warps // WARPS
+    loops = [_Warpgroup(w, v, m, s) for s in range(ctas * groups)]
+    ops, rows = loops[0].ops(), rows_of(w)
+    d, dv, size = w.head_dim_qk, w.head_dim_v, w.dtype_bytes
+    owned = rows * (d + 2 * dv) * size
+    written = rows * d * (size if parts == 1 else kernels.FLOAT)
+    return Pipeline(
+        name=f"few queries backward, {rows} rows x {v.tile_n} {v.warps} warps, {ctas} CTA/SM", machine=m.name,
+        ops=tuple(of_tile(op, s) for s in range(len(loops)) for op in ops),
+        edges=tuple(edge for loop in loops for edge in loop.edges()),
+        roles=tuple(role for loop in loops for role in loop.roles()),
+        buffers=(
+            Buffer("Q, dO", "smem", tile_rows(w) * (columns(d) + columns(dv)) * size * ctas, 1, "", "s0"),
+            Buffer("K, V", "smem", v.tile_n * (columns(d) + columns(dv)) * size * ctas, v.stages, "load_k0", "s0"),
+            Buffer("dS", "smem", v.tile_n * tile_rows(w) * size * ctas, 1, "share0", "dq0"),
+        ),
+        rows_per_cta=tile_rows(w), keys_per_iteration=v.tile_n, ctas_per_sm=ctas,
+        prologue_cycles=m["launch.cta_start_cycles"],
+        epilogue_cycles=written / m["smem.bytes_per_clk"] + m["l2.latency_cycles"],
+        edge_read_bytes=owned, edge_write_bytes=written, tiles_overlap=False,
+        mask_demand=tuple((f"exp{s}", common.mask_work(m, loops[0].elements * 2.0)) for s in range(len(loops))),
+    )  # fmt: skip
+
+
+class _Warpgroup(Warpgroups):
+    """A warpgroup of one program: its share of the rows of every product."""
+
+    def __init__(self, w: Workload, v: FewBackwardVariant, m: Machine, index: int) -> None:
+        super().__init__(w, m)
+        self.v, self.s, self.role = v, index, f"warps{index}"
+        self.groups = v.warps // WARPS
+        self.rows = tile_rows(w)
+        #: Elements of its part of a score tile.
+        self.elements = float(v.tile_n * self.rows) / self.groups
+
+    def mma(self, name: str) -> Op:
+        """One product of a step: keys down, but of dQ^T columns."""
+        w, v, rows = self.w, self.v, self.rows
+        d, dv = columns(w.head_dim_qk), columns(w.head_dim_v)
+        down, n, k, home = {
+            "s": (v.tile_n, rows, d, "smem"), "dp": (v.tile_n, rows, dv, "smem"), "dv": (v.tile_n, dv, rows, "register"),
+            "dk": (v.tile_n, d, rows, "register"), "dq": (d, rows, v.tile_n, "smem"),
+        }[name]  # fmt: skip
+        one = product(w, self.m, f"{name}{self.s}", name, self.role, self.s, n, k, home)
+        tiles = down / ROWS / self.groups
+        return one._replace(
+            demand=tuple((unit, tiles * cycles) for unit, cycles in one.demand), min_cycles=tiles * one.min_cycles,
+            issue_cycles=tiles * one.issue_cycles, instructions=tuple((pipe, tiles * n) for pipe, n in one.instructions),
+        )  # fmt: skip
+
+    def loads(self, name: str, width: int) -> Op:
+        """Its part of a tile of K or V, copied by its threads."""
+        m, size = self.m, self.v.tile_n * width * self.w.dtype_bytes / self.groups
+        busy, count = common.load_cycles(m, size), size / _LANE_BYTES / WARPS
+        demand = (("tma", busy), ("smem", size / m["smem.bytes_per_clk"]), ("issue", count))
+        return Op(
+            f"{name}{self.s}", "load", f"load{self.s}", demand, max(busy, *(c for _, c in demand)), engine="tma", issue_cycles=count,
+            tile=self.s, instructions=(("other", count),),
+        )  # fmt: skip
+
+    def leaves(self, name: str, width: int) -> Op:
+        """Its part of dK or dV of a step: through shared memory into the order of rows, and out."""
+        size = self.v.tile_n * width * self.w.dtype_bytes / self.groups
+        return self.shared(
+            f"{name}{self.s}", "store", self.role, self.s, 2 * size, 3 * size / _LANE_BYTES / WARPS, loads=False
+        )
+
+    def ops(self) -> list[Op]:
+        w, m, s = self.w, self.m, self.s
+        exp, ds = probabilities(m, w, self.elements), differences(m, w, self.elements)
+        share = self.elements * w.dtype_bytes
+        holds = {
+            "ahead": self.poll + AHEAD_OF_QK_CYCLES, "have_s": self.poll, "have_dp": self.poll, "have_dv": self.poll,
+            "have_dk": self.poll, "behind": BEHIND_PV_CYCLES + 2 * self.barrier,
+        }  # fmt: skip
+        return [
+            self.loads("load_k", w.head_dim_qk), self.loads("load_v", w.head_dim_v), *(self.mma(name) for name in _PRODUCTS),
+            arithmetic(m, f"exp{s}", "exp", self.role, s, exp, common.ramp_latency(m), common.one_warp_cycles(m, exp)),
+            arithmetic(m, f"ds{s}", "ds", self.role, s, ds, m["fma.latency_cycles"] + m["alu.latency_cycles"], common.one_warp_cycles(m, ds)),
+            self.shared(f"share{s}", "store", self.role, s, share, share / _LANE_BYTES / WARPS, loads=False),
+            self.leaves("out_v", w.head_dim_v), self.leaves("out_k", w.head_dim_qk),
+            arithmetic(m, f"step{s}", "step", self.role, s, step_work(m, *_STEP), 0.0),
+            *(self.hold(f"{name}{s}", self.role, cycles, s) for name, cycles in holds.items()),
+        ]  # fmt: skip
+
+    def edges(self) -> list[Edge]:
+        s, stages, done, summed = self.s, self.v.stages, self.done("smem"), self.done("register")
+        found = [
+            Edge(f"s{s}", f"have_s{s}", 0, done, "data", "S accumulator"),
+            Edge(f"dp{s}", f"have_dp{s}", 0, done, "data", "dP accumulator"),
+            Edge(f"dv{s}", f"have_dv{s}", 0, summed, "data", "dV accumulator"),
+            Edge(f"dk{s}", f"have_dk{s}", 0, summed, "data", "dK accumulator"),
+            Edge(f"dq{s}", f"have_s{s}", 1, done, "data", "dQ accumulator"),
+        ]
+        program = s // self.groups * self.groups
+        for other in range(program, program + self.groups):
+            found.append(Edge(f"load_k{other}", f"ahead{s}", 0, self.landed, "data", "tile"))
+            found.append(Edge(f"load_v{other}", f"exp{s}", 0, self.landed, "data", "tile"))
+            found += [
+                Edge(f"behind{other}", f"{x}{s}", stages - 1, 0.0, "buffer", "tile slot") for x in ("load_k", "load_v")
+            ]
+            if other != s:
+                found.append(Edge(f"share{other}", f"dq{s}", 0, self.barrier, "data", "dS"))
+                found.append(Edge(f"behind{other}", f"ahead{s}", 1, 0.0, "order", "barrier of the CTA"))
+        return found
+
+    def roles(self) -> tuple[Role, Role]:
+        s = self.s
+        lap = (
+            "ahead", "s", "have_s", "exp", "dp", "have_dp", "ds", "share", "dv", "have_dv", "out_v", "dk", "have_dk", "out_k", "dq", "step",
+            "behind",
+        )  # fmt: skip
+        loads = Role(f"load{s}", (Step(f"load_k{s}"), Step(f"load_v{s}")), 0)
+        return loads, Role(self.role, tuple(Step(f"{name}{s}") for name in lap), WARPS)
