@@ -1,4 +1,4 @@
-"""The `triton_bwd` family: gradients in Triton's interpreter against float64, and what the compiler makes of its files.
+"""The `triton_bwd` and `triton_few_bwd` families: gradients in Triton's interpreter against float64, and what the compiler makes of the first's files.
 
 TRITON_INTERPRET counts when triton is imported, so the numerics run in a process of their own: this file as a script.  They
 use fp16: the interpreter's bf16 tl.dot gives wrong numbers.
@@ -30,6 +30,7 @@ from tilecast.model.families import find_family, parse_variant
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.variants.fa2 import LOADS
 from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
+from tilecast.model.kernel.variants.few_backward import FewBackwardVariant
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
@@ -55,6 +56,19 @@ def source(dims: tuple[int, int], mask: str, loads: str = "pointers", apart: boo
     return render(TEMPLATE, {"k": kernel, "header": header_text({"family": "triton_bwd", "mask": mask})})
 
 
+def source_of_few(dims: tuple[int, int]) -> str:
+    """Text of a generated file for few rows, without the two instructions that the interpreter does not know."""
+    from tilecast.codegen.portable.backward_few import TEMPLATE, context
+    from tilecast.codegen.render import render
+    from tilecast.model.kernel.header import header_text
+
+    kernel = context(FewBackwardVariant(), work(dims, "window", heads_q=4, heads_kv=1, seqlen_q=16))
+    text = render(TEMPLATE, {"k": kernel, "header": header_text({"family": "triton_few_bwd"})})
+    names = "gdc_launch_dependents", "gdc_wait"
+    nothing = "".join(f"@triton.jit\ndef {name}():\n    pass\n\n\n" for name in names)
+    return text.replace(f"from triton.language.extra.cuda import {', '.join(names)}\n", nothing)
+
+
 # --- numerics: the cases, what runs them in the interpreter, and what must hold -----------------------------------------
 
 
@@ -72,14 +86,16 @@ class Case:
     scale: float | None = None
     batch: int = 1
     lse: bool = True
-    #: Of the query heads that share a key/value head, what the rule would make of them on a GPU.
+    #: Of the query heads that share a key/value head, or of the keys where rows are few, what the rule would make of them on a GPU.
     parts: int = 1
+    #: Whether the kernel is the one for few rows.
+    few: bool = False
 
     @property
     def name(self) -> str:
         window = f"-w{self.window[0]},{self.window[1]}" if self.mask == "window" else ""
         scale = "" if self.scale is None else f"-scale{self.scale:g}"
-        apart = "-apart" if self.apart else ""
+        apart = "-apart" if self.apart else "-few" if self.few else ""
         parts = f"-p{self.parts}" if self.parts > 1 else ""
         return (
             f"{self.dims[0]}x{self.dims[1]}-{self.mask}{window}-{self.seqlens[0]}x{self.seqlens[1]}"
@@ -88,6 +104,8 @@ class Case:
 
     @property
     def file(self) -> str:
+        if self.few:
+            return f"few_{64 if self.dims[0] <= 64 else 128 if self.dims[0] <= 128 else self.dims[0]}_{max(64, self.dims[1])}.py"
         return f"d{self.dims[0]}_{self.dims[1]}_{self.mask}_{self.loads}{'_apart' if self.apart else ''}.py"
 
     @property
@@ -109,6 +127,22 @@ def cases() -> list[Case]:
         for heads, parts in (((4, 1), 4), ((10, 2), 3)):
             found.append(Case((64, 64), mask, (20, 37), heads=heads, window=window, batch=2, parts=parts))
         found.append(Case((192, 128), mask, (40, 77), heads=(3, 1), window=window, apart=mask == "none", parts=2))
+        for dims in ((64, 64), (40, 40), (96, 96), (128, 128), (192, 128), (256, 256)):
+            found.append(Case(dims, mask, (9, 97), heads=(6, 2), window=window, few=True, parts=2))
+        for seqlens, heads in (
+            ((1, 65), (8, 2)),
+            ((7, 7), (3, 1)),
+            ((33, 97), (1, 1)),
+            ((20, 9), (3, 1)),
+            ((64, 300), (1, 1)),
+        ):
+            found.append(
+                Case((64, 64), mask, seqlens, heads=heads, window=window, few=True, parts=-(-seqlens[1] // 64), batch=2)
+            )
+        found += [
+            Case((64, 64), mask, (4, 70), window=window, few=True, lse=False),
+            Case((64, 64), mask, (4, 70), window=window, few=True, scale=1e-44),
+        ]
         found.append(Case((64, 64), mask, (40, 37), heads=(2, 1), window=window, lse=False))
         found.append(Case((192, 128), mask, (40, 77), heads=(2, 1), window=window, apart=True))
         found += [Case((64, 64), mask, (20, 37), window=window, scale=scale) for scale in (0.3, 1e-44)]
@@ -174,7 +208,15 @@ def numbers(case: Case, folder: Path) -> dict[str, Any]:
     import torch
 
     module = module_of(folder / case.file)
-    if case.parts > 1:
+    if case.few:
+
+        def sums(q: Any, k: Any, *rest: Any) -> tuple[Any]:
+            shape = case.batch * case.heads[1], case.parts, case.heads[0] // case.heads[1] * case.seqlens[0]
+            columns = module.COLUMNS.value  # type: ignore[attr-defined]
+            return (torch.full((*shape, columns), math.nan) if case.parts > 1 else None,)
+
+        module.workspaces = sums  # type: ignore[attr-defined]
+    elif case.parts > 1:
 
         def workspaces(q: Any, k: Any, v: Any, *rest: Any) -> tuple[Any, ...]:
             return tuple(x.new_full((case.batch, case.heads[1] * case.parts, *x.shape[2:]), math.nan) for x in (k, v))
@@ -194,7 +236,8 @@ def numbers(case: Case, folder: Path) -> dict[str, Any]:
     frames = [padded(torch.full_like(t, math.nan)) for t in (q, k, v)]
     again = [torch.full_like(t, 7.0) for t in (q, k, v)]
     given = lse.float().contiguous(), padded(dout)[1]
-    more = (case.factor, *case.window, dlse if case.lse else None)
+    limits = (-1, 0) if case.few and case.mask == "causal" else case.window  # others' kernels know their mask
+    more = (case.factor, *limits, dlse if case.lse else None)
     module.launch(*views, *given, *[view for _, view in frames], *more)
     # The interpreter runs the same operations in any case; other strides of the results are worth one length.
     repeated = case.seqlens == (33, 97)
@@ -272,7 +315,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for case in cases():
         path = folder / case.file
         if not path.exists():
-            path.write_text(source(case.dims, case.mask, case.loads, case.apart))
+            few = tuple(int(n) for n in path.stem.split("_")[1:]) if case.few else ()
+            path.write_text(
+                source_of_few(few) if len(few) == 2 else source(case.dims, case.mask, case.loads, case.apart)
+            )
     subprocess.run([sys.executable, "-W", "ignore", __file__, str(folder)], env=environment(), check=True)
     return json.loads((folder / "results.json").read_text())
 
@@ -433,7 +479,7 @@ def test_what_is_chosen_can_be_written_and_is_in_the_space(machine: str, dims: t
         (
             "family=unfused",
             "a100",
-            "expected family fa2_bwd or triton_bwd, fa3_bwd or hopper_bwd, fa3_bwd_apart or hopper_bwd_apart, fa4_bwd or blackwell_bwd, got 'unfused'",
+            "expected family fa2_bwd or triton_bwd, fa3_bwd or hopper_bwd, fa3_bwd_apart or hopper_bwd_apart, fa4_bwd or blackwell_bwd, few_bwd or triton_few_bwd, got 'unfused'",
         ),
         ("dq_warps=4,dq_warps=8", "a100", "knob 'dq_warps' is given twice"),
     ],
