@@ -14,6 +14,8 @@ _TENSORS = ("out_ptr", "dout_ptr", "lse_ptr", "dlse_ptr", "terms_ptr")
 _SIZES = ("heads_q", "seqlen_q", "padded", "dlse_rows")
 #: And of heads with fewer columns than the kernel's.
 _EIGHTHS = ("eighths_v",)
+#: And where sums of dQ go by chains.
+_CHAINS = ("chains",)
 _AS_NUMBERS = (
     "Two numbers of each query row: its LSE in base 2, and D = sum(dO * O) - dLSE, which every dS of the row subtracts.",
     "",
@@ -100,6 +102,11 @@ class RowTerms(ABC):
         return False
 
     @property
+    def chained(self) -> bool:
+        """Whether a block of queries has as many counters as there are chains of sums."""
+        return False
+
+    @property
     def begins_early(self) -> bool:
         """Whether the launch after it may begin before it has ended, and waits where it needs what this one writes."""
         return False
@@ -132,7 +139,7 @@ class RowTerms(ABC):
 
     @property
     def _row_sizes(self) -> tuple[str, ...]:
-        return (*_SIZES, *(_EIGHTHS if self.narrower else ()))
+        return (*_SIZES, *(_CHAINS if self.chained else ()), *(_EIGHTHS if self.narrower else ()))
 
     @property
     def _row_tensors(self) -> tuple[str, ...]:

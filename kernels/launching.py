@@ -196,8 +196,9 @@ def _backward_steps(module: Any, tensors: tuple[Any, ...], *asked: Any) -> list[
     steps = []
     launches = zip(module.plan(*apart, *asked), module.OPTIONS, strict=False)
     for number, (one, options) in enumerate(launches):
-        # The first launch takes no scale, unless what it writes is in scores.
-        steps.append(_step(one, apart, 2 if number or _pieces(module) else 0, options, 2, change))
+        # A first launch of terms takes no scale, unless what it writes is in scores.
+        scales = 0 if number == 0 and hasattr(module, "PADDED") and not _pieces(module) else 2
+        steps.append(_step(one, apart, scales, options, 2, change))
     return steps
 
 

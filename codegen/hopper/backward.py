@@ -35,7 +35,7 @@ _BOXES = (
     ("made_dk", "KEYS"),
     ("made_dv", "KEYS"),
 )
-_SIZES = ("seqlen_q", "seqlen_k", "heads_q", "group", "part", "heads", "abreast", "padded", "in_order")
+_SIZES = ("seqlen_q", "seqlen_k", "heads_q", "group", "part", "heads", "abreast", "padded", "chains")
 _WINDOW = ("window_left", "window_right")
 
 
@@ -136,6 +136,11 @@ class HopperBackward(RowTerms, PartSums):
         return fa3_backward.ANY_ORDER_ABREAST
 
     @property
+    def dq_chains(self) -> str:
+        """The function that says how many chains a head's blocks of keys go by."""
+        return getsource(fa3_backward.dq_chains)
+
+    @property
     def heads_abreast(self) -> str:
         """The function that says how many heads are abreast."""
         return getsource(fa3_backward.heads_abreast)
@@ -195,9 +200,9 @@ class HopperBackward(RowTerms, PartSums):
         return (*_SIZES, *(_WINDOW if self.mask == "window" else ()))
 
     @property
-    def place(self) -> str:
-        """Which of the programs that add to a block of dQ one is."""
-        return "place" if self.mask == "window" else "block"
+    def chained(self) -> bool:
+        """Whether a head's blocks of keys may go by several chains, each with sums of its own."""
+        return self.mask != "window"
 
     @property
     def hides(self) -> str:
@@ -230,8 +235,16 @@ class HopperBackward(RowTerms, PartSums):
     @property
     def last_signature(self) -> str:
         """The head of the kernel that rounds dQ."""
-        names = ("sums_ptr", "dq_ptr", "counters_ptr", *strides(("dq",)), "heads_q", "seqlen_q", "padded", "eighths")
-        return in_lines(", ".join((*names, "scale_log2", "scale")), "def round_dq(", "):")
+        return self._of_sums("round_dq", "heads_q", "seqlen_q", "padded", "eighths")
+
+    @property
+    def chains_signature(self) -> str:
+        """The head of the kernel that adds up the sums of chains and rounds dQ."""
+        return self._of_sums("add_chains", "heads_q", "seqlen_q", "padded", "chains", "eighths")
+
+    def _of_sums(self, name: str, *sizes: str) -> str:
+        names = ("sums_ptr", "dq_ptr", "counters_ptr", *strides(("dq",)), *sizes, "scale_log2", "scale")
+        return in_lines(", ".join(names), f"def {name}(", "):")
 
     @property
     def key_rows(self) -> str:
@@ -246,17 +259,21 @@ class HopperBackward(RowTerms, PartSums):
     @property
     def workspaces_text(self) -> str:
         """What launches need beside terms and sums of parts, for a docstring."""
-        return (
-            f"sums of dQ, 4 bytes to each block of queries to count in, and 4 more{', D' if self.loaded_terms else ''}"
-        )
+        each = "sums of dQ and 4 bytes to each block of queries to count in"
+        each += ", both once for each chain" if self.chained else ""
+        return f"{each}, and 4 more{'; D' if self.loaded_terms else ''}"
 
     @property
     def workspaces_statements(self) -> tuple[str, ...]:
         """Statements that return what launches need beside terms."""
+        count = "blocks = padded // TILE_M.value"
+        chains = "dq_chains(heads_kv * parts, blocks * triton.cdiv(heads_q // heads_kv, parts), triton.cdiv(seqlen_k, TILE_N.value))"
         return (
             "padded = terms.shape[2]",
-            "sums = terms.new_empty((batch, heads_q, padded // TILE_M.value * SUM_ROWS.value, SUM_COLUMNS.value))",
-            "counters = terms.new_empty((batch * heads_q * (padded // TILE_M.value) + 1,))",
+            count,
+            *((f"blocks *= {chains} if heads_kv else 1",) if self.chained else ()),
+            "sums = terms.new_empty((batch, heads_q, blocks * SUM_ROWS.value, SUM_COLUMNS.value))",
+            "counters = terms.new_empty((batch * heads_q * blocks + 1,))",
             f"return dk_parts, dv_parts, sums, counters{', terms.new_empty((batch, heads_q, padded))' if self.loaded_terms else ''}",
         )
 
@@ -280,6 +297,7 @@ class HopperBackward(RowTerms, PartSums):
         """Statements that return the launches of a call."""
         boxes = ", ".join(f"({tensor}, {rows})" for tensor, rows in _BOXES)
         row_tensors = "terms, deltas, counters," if self.loaded_terms else "terms, counters,"
+        chains = "chains, " if self.chained else ""
         return (
             *(WINDOW_STATEMENTS if self.mask == "window" else ()),
             "boxes = []",
@@ -287,20 +305,34 @@ class HopperBackward(RowTerms, PartSums):
             "    block = [1, 1, count.value, 64 if count is KEYS else HEAD_DIM.value if x.dtype == q.dtype else x.shape[3]]",
             "    layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(x.dtype)])",
             "    boxes.append(TensorDescriptor.from_tensor(x, block, layout))",
-            *(line.replace("terms,", row_tensors) for line in FOR_NARROWER_ROWS),
+            *(("chains = sums.shape[2] // (padded // TILE_M.value * SUM_ROWS.value)",) if self.chained else ()),
+            *(
+                line.replace("terms,", row_tensors).replace("eighths_v)", f"{chains}eighths_v)")
+                for line in FOR_NARROWER_ROWS
+            ),
             "key_blocks, heads = triton.cdiv(seqlen_k, TILE_N.value), batch * sum_heads",
             "steps = triton.cdiv(seqlen_q, TILE_M.value) * part",
             "most = HEADS_ABREAST if deterministic else ANY_ORDER_ABREAST",
             f"abreast = heads_abreast(most, {self.abreast_rows}, seqlen_q, steps, group, key_blocks, heads, {self.mask == 'causal'}, deterministic)",
-            "sizes = (seqlen_q, seqlen_k, heads_q, group, part, heads, abreast, padded, int(deterministic))",
+            f"in_order = {'chains' if self.chained else '1'} * (1 if deterministic else -1)",
+            "sizes = (seqlen_q, seqlen_k, heads_q, group, part, heads, abreast, padded, in_order)",
             *(("sizes += (window_left, window_right)",) if self.mask == "window" else ()),
             "row_blocks = padded // ROWS.value * batch * heads_q",
             "dq_blocks = padded // TILE_M.value * batch * heads_q",
-            "for_dq = (sums, dq, counters, *(n // 8 for n in dq.stride()[:3]), heads_q, seqlen_q, padded, eighths)",
+            f"for_dq = (sums, dq, counters, *(n // 8 for n in dq.stride()[:3]), heads_q, seqlen_q, padded{', chains' * self.chained}, eighths)",
+            *(
+                (
+                    "of_dq = (add_chains, (8 * dq_blocks, 1, 1), for_dq)",
+                    "if chains == 1:",
+                    "    of_dq = (round_dq, (dq_blocks, 1, 1), (*for_dq[:-2], eighths))",
+                )
+                if self.chained
+                else ("of_dq = (round_dq, (dq_blocks, 1, 1), for_dq)",)
+            ),
             "return (",
             "    (row_terms, (row_blocks, 1, 1), for_rows),",
             f"    (gradients, (min(key_blocks * heads, multiprocessors(q.device.index)), 1, 1), (*boxes, {', '.join(self._pointers)}, *sizes)),",
-            "    (round_dq, (dq_blocks, 1, 1), for_dq),",
+            "    of_dq,",
             "    *last,",
             ")",
         )

@@ -108,7 +108,7 @@ def barriers(made, FIRST: gl.constexpr, SLOTS: gl.constexpr, ARRIVALS: gl.conste
 # overwritten.
 Problem = namedtuple(
     "Problem",
-    "deltas counters seqlen_q seqlen_k heads_q group part heads abreast padded in_order window_left window_right scale_log2 scale",
+    "deltas counters seqlen_q seqlen_k heads_q group part heads abreast padded chains window_left window_right scale_log2 scale",
 )
 Shared = namedtuple("Shared", "q dout k v ds dq pieces dealt deltas barriers")
 
@@ -188,10 +188,8 @@ def hide_keys(problem, p, key, row):
 def deal(shared, problem, i):
     """The next item that no program has, told to the other roles as this program's number ``i`` after its first."""
     slot = i % DEALT
-    batches = problem.heads // (problem.heads_q // problem.group * parts_of(problem))
-    blocks = batches * problem.heads_q * (problem.padded // TILE_M)
     # A float32, as everything in its tensor: exact up to 2^24 items, whose K and V no GPU can hold.
-    item = gl.num_programs(0) + gl.atomic_add(problem.counters + blocks, 1.0, sem="relaxed").to(gl.int32)
+    item = gl.num_programs(0) + gl.atomic_add(problem.counters, 1.0, sem="relaxed").to(gl.int32)
     mbarrier.wait(shared.barriers.index(DEALT_EMPTY + slot), i // DEALT & 1 ^ 1)
     shared.dealt.index(slot).store(item + gl.zeros([1], gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
     mbarrier.arrive(shared.barriers.index(DEALT_FULL + slot), count=1)
@@ -332,11 +330,11 @@ def add_role(w: gl.constexpr, sums_desc, dk_desc, dv_desc, shared, problem):
     while item < items:
         batch, sum_head, block = work_item(problem, item)
         first_head, heads = query_heads(problem, sum_head)
-        in_order = own_copy(problem.in_order) != 0
+        in_order = own_copy(problem.chains) > 0
         first, _, _, end = query_blocks(problem, block)
         n += 1
         for head in range(first_head, first_head + heads):
-            counters = problem.counters + (batch * problem.heads_q + head).to(gl.int64) * (problem.padded // TILE_M)
+            counters = problem.counters + 1 + (batch * problem.heads_q + head).to(gl.int64) * (problem.padded // TILE_M)
             for step in range(end - first):
                 m = end - 1 - step
                 if n % ADDERS == w:
@@ -346,10 +344,11 @@ def add_role(w: gl.constexpr, sums_desc, dk_desc, dv_desc, shared, problem):
                     turn = gl.where(in_order, place, gl.minimum(place, 1))
                     wait_for_turn(counters + m, turn)
                     wait_for_ds(shared, n)
+                    row = m * SUM_ROWS
                     if place == 0:
-                        store_tile(sums_desc, [batch, head, m * SUM_ROWS, 0], shared.dq.index(n % DQ_SLOTS))
+                        store_tile(sums_desc, [batch, head, row, 0], shared.dq.index(n % DQ_SLOTS))
                     elif place > 0:
-                        add_tile(sums_desc, [batch, head, m * SUM_ROWS, 0], shared.dq.index(n % DQ_SLOTS))
+                        add_tile(sums_desc, [batch, head, row, 0], shared.dq.index(n % DQ_SLOTS))
                     # Read, the tile may be overwritten; whoever adds after it must wait until it is added.
                     tma.store_wait(0)
                     mbarrier.arrive(shared.barriers.index(DQ_EMPTY + n % DQ_SLOTS), count=1)
@@ -610,17 +609,17 @@ def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, deltas_ptr, count
     at = tl.arange(0, ROWS)[:, None] * (PIECES // 2) + tl.arange(0, PIECES // 2)[None, :]
     tl.store(terms_ptr + at, words.to(tl.float32, bitcast=True))
     if row % TILE_M == 0:
-        tl.store(counters_ptr + (batch_head * padded + row) // TILE_M, 0.0)
+        tl.store(counters_ptr + 1 + (batch_head * padded + row) // TILE_M, 0.0)
     if tl.program_id(0) == 0:  # how many items were dealt
-        tl.store(counters_ptr + tl.num_programs(0) // (TILE_M // ROWS), 0.0)
+        tl.store(counters_ptr, 0.0)
 
 
 @gluon.jit(do_not_specialize=range(10, 21))
 def gradients(pieces_desc, q_desc, dout_desc, k_desc, v_desc, sums_desc, dk_desc, dv_desc, deltas, counters, seqlen_q,
-              seqlen_k, heads_q, group, part, heads, abreast, padded, in_order, window_left, window_right, scale_log2,
+              seqlen_k, heads_q, group, part, heads, abreast, padded, chains, window_left, window_right, scale_log2,
               scale):  # fmt: skip
     """Allocate, set up the barriers, and start the roles: dK and dV of TILE_N keys, and what they add to dQ."""
-    problem = Problem(deltas, counters, seqlen_q, seqlen_k, heads_q, group, part, heads, abreast, padded, in_order,
+    problem = Problem(deltas, counters, seqlen_q, seqlen_k, heads_q, group, part, heads, abreast, padded, chains,
                   window_left, window_right, scale_log2, scale)  # fmt: skip
     dtype: gl.constexpr = q_desc.dtype
     q = gl.allocate_shared_memory(dtype, [STAGES] + q_desc.block_type.shape, q_desc.layout)
@@ -714,7 +713,7 @@ def round_dq(sums_ptr, dq_ptr, counters_ptr, stride_dqb, stride_dqh, stride_dqs,
     sums = load_rows(sums_ptr, SUM_COLUMNS // 8, SUM_ROWS, SUM_ROWS, SUM_COLUMNS, False)
     # Back from the order of store_dq: warpgroup, warp, eight columns, four pairs of rows, row, pair of columns, half, column.
     sums = tl.permute(sums.reshape([2, 4, 8, 4, 2, 4, 2, 2]), (1, 6, 3, 4, 0, 2, 5, 7)).reshape([TILE_M, HEAD_DIM])
-    added = tl.load(counters_ptr + (batch_head * padded + row) // TILE_M).to(tl.int32, bitcast=True)
+    added = tl.load(counters_ptr + 1 + (batch_head * padded + row) // TILE_M).to(tl.int32, bitcast=True)
     dq = tl.where(added > 0, sums * scale, 0.0).to(dq_ptr.dtype.element_ty)
     dq_ptr += (batch * stride_dqb + head * stride_dqh + row.to(tl.int64) * stride_dqs) * 8
     rows = tl.arange(0, TILE_M)[:, None]
@@ -810,7 +809,7 @@ def multiprocessors(device):
 def workspaces(q, k, v, terms, window_left, window_right):
     """What launches need beside terms.
 
-    dK and dV of parts of the query heads that share a key/value head, None where a program takes them all; sums of dQ, 4 bytes to each block of queries to count in, and 4 more, D.
+    dK and dV of parts of the query heads that share a key/value head, None where a program takes them all; sums of dQ and 4 bytes to each block of queries to count in, and 4 more; D.
     """
     (batch, heads_q, seqlen_q, _), (_, heads_kv, seqlen_k, _), parts = q.shape, k.shape, 1
     if q.device.type == "cuda" and q.numel() and k.numel():
@@ -819,8 +818,9 @@ def workspaces(q, k, v, terms, window_left, window_right):
     rows = (batch, heads_kv * parts, seqlen_k)
     dk_parts, dv_parts = (q.new_empty((*rows, width)) if parts > 1 else None for width in (128, 128))
     padded = terms.shape[2]
-    sums = terms.new_empty((batch, heads_q, padded // TILE_M.value * SUM_ROWS.value, SUM_COLUMNS.value))
-    counters = terms.new_empty((batch * heads_q * (padded // TILE_M.value) + 1,))
+    blocks = padded // TILE_M.value
+    sums = terms.new_empty((batch, heads_q, blocks * SUM_ROWS.value, SUM_COLUMNS.value))
+    counters = terms.new_empty((batch * heads_q * blocks + 1,))
     return dk_parts, dv_parts, sums, counters, terms.new_empty((batch, heads_q, padded))
 
 
@@ -889,11 +889,13 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, dk_parts, dv_parts, s
     steps = triton.cdiv(seqlen_q, TILE_M.value) * part
     most = HEADS_ABREAST if deterministic else ANY_ORDER_ABREAST
     abreast = heads_abreast(most, 0, seqlen_q, steps, group, key_blocks, heads, False, deterministic)
-    sizes = (seqlen_q, seqlen_k, heads_q, group, part, heads, abreast, padded, int(deterministic))
+    in_order = 1 * (1 if deterministic else -1)
+    sizes = (seqlen_q, seqlen_k, heads_q, group, part, heads, abreast, padded, in_order)
     sizes += (window_left, window_right)
     row_blocks = padded // ROWS.value * batch * heads_q
     dq_blocks = padded // TILE_M.value * batch * heads_q
     for_dq = (sums, dq, counters, *(n // 8 for n in dq.stride()[:3]), heads_q, seqlen_q, padded, eighths)
+    of_dq = (round_dq, (dq_blocks, 1, 1), for_dq)
     return (
         (row_terms, (row_blocks, 1, 1), for_rows),
         (
@@ -901,7 +903,7 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, dk_parts, dv_parts, s
             (min(key_blocks * heads, multiprocessors(q.device.index)), 1, 1),
             (*boxes, deltas, counters, *sizes),
         ),
-        (round_dq, (dq_blocks, 1, 1), for_dq),
+        of_dq,
         *last,
     )
 

@@ -99,7 +99,7 @@ def barriers(made, FIRST: gl.constexpr, SLOTS: gl.constexpr, ARRIVALS: gl.conste
 # One launch, and what of it lies in shared memory: tiles; barriers that tell that tiles of a step are there or may be
 # overwritten.
 Problem = namedtuple(
-    "Problem", "counters seqlen_q seqlen_k heads_q group part heads abreast padded in_order scale_log2 scale"
+    "Problem", "counters seqlen_q seqlen_k heads_q group part heads abreast padded chains scale_log2 scale"
 )
 Shared = namedtuple("Shared", "q dout k ds dq pieces dealt barriers")
 
@@ -169,10 +169,8 @@ def hide_keys(problem, p, key, row):
 def deal(shared, problem, i):
     """The next item that no program has, told to the other roles as this program's number ``i`` after its first."""
     slot = i % DEALT
-    batches = problem.heads // (problem.heads_q // problem.group * parts_of(problem))
-    blocks = batches * problem.heads_q * (problem.padded // TILE_M)
     # A float32, as everything in its tensor: exact up to 2^24 items, whose K and V no GPU can hold.
-    item = gl.num_programs(0) + gl.atomic_add(problem.counters + blocks, 1.0, sem="relaxed").to(gl.int32)
+    item = gl.num_programs(0) + gl.atomic_add(problem.counters, 1.0, sem="relaxed").to(gl.int32)
     mbarrier.wait(shared.barriers.index(DEALT_EMPTY + slot), i // DEALT & 1 ^ 1)
     shared.dealt.index(slot).store(item + gl.zeros([1], gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
     mbarrier.arrive(shared.barriers.index(DEALT_FULL + slot), count=1)
@@ -299,6 +297,13 @@ def store_sums(dv_desc, dk_desc, shared, n, batch, head, block):
 
 
 @gluon.jit
+def chains_of(problem):
+    """Chains of a head's blocks of keys; where sums may have any order the number has the other sign."""
+    chains = own_copy(problem.chains)
+    return gl.where(chains > 0, chains, -chains)
+
+
+@gluon.jit
 def add_role(w: gl.constexpr, sums_desc, dk_desc, dv_desc, shared, problem):
     """Adds every ADDERS-th tile of dQ to its sum in global memory, which the first block of keys writes; in its turn, or in any order."""
     gdc_wait()  # for row_terms, which sets counters to zero
@@ -313,25 +318,31 @@ def add_role(w: gl.constexpr, sums_desc, dk_desc, dv_desc, shared, problem):
     while item < items:
         batch, sum_head, block = work_item(problem, item)
         first_head, heads = query_heads(problem, sum_head)
-        in_order = own_copy(problem.in_order) != 0
-        turn = gl.where(in_order, block, gl.minimum(block, 1))
+        in_order = own_copy(problem.chains) > 0
+        # Programs of a chain, as many blocks of keys apart as there are chains, add to one sum.
+        turn = block // chains_of(problem)
+        turn = gl.where(in_order, turn, gl.minimum(turn, 1))
         first, _, end = query_blocks(problem, block)
         n += 1
         for head in range(first_head, first_head + heads):
-            counters = problem.counters + (batch * problem.heads_q + head).to(gl.int64) * (problem.padded // TILE_M)
+            chains, tiles = chains_of(problem), problem.padded // TILE_M
+            first_tile = block % chains * tiles
+            heads_before = batch * own_copy(problem.heads_q) + head
+            counters = problem.counters + (heads_before.to(gl.int64) * (chains * tiles) + first_tile + 1)
             for step in range(end - first):
                 m = end - 1 - step
                 if n % ADDERS == w:
                     wait_for_turn(counters + m, turn)
                     wait_for_ds(shared, n)
-                    if block == 0:
-                        store_tile(sums_desc, [batch, head, m * SUM_ROWS, 0], shared.dq.index(n % DQ_SLOTS))
+                    row = (first_tile + m) * SUM_ROWS
+                    if turn == 0:
+                        store_tile(sums_desc, [batch, head, row, 0], shared.dq.index(n % DQ_SLOTS))
                     else:
-                        add_tile(sums_desc, [batch, head, m * SUM_ROWS, 0], shared.dq.index(n % DQ_SLOTS))
+                        add_tile(sums_desc, [batch, head, row, 0], shared.dq.index(n % DQ_SLOTS))
                     # Read, the tile may be overwritten; whoever adds after it must wait until it is added.
                     tma.store_wait(0)
                     mbarrier.arrive(shared.barriers.index(DQ_EMPTY + n % DQ_SLOTS), count=1)
-                    if in_order | (block == 0):
+                    if in_order | (turn == 0):
                         pass_turn(counters + m)
                 n += 1
         if n % ADDERS == w:
@@ -559,9 +570,10 @@ def in_pieces(number, FIRST: tl.constexpr, words):
 
 # Numbers vary from call to call: without this their divisibility by 16 would recompile.  Strides, which are whole 8
 # elements, come in that unit, so that rows are always read 16 bytes at a time and added up in the same order.
-@triton.jit(do_not_specialize=range(6, 17))
-def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, counters_ptr, stride_ob, stride_oh, stride_os, stride_db,
-              stride_dh, stride_ds, heads_q, seqlen_q, padded, dlse_rows, eighths_v, scale_log2, scale):  # fmt: skip
+@triton.jit(do_not_specialize=range(6, 18))
+def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, counters_ptr, stride_ob, stride_oh,
+              stride_os, stride_db, stride_dh, stride_ds, heads_q, seqlen_q, padded, dlse_rows, chains,
+              eighths_v, scale_log2, scale):  # fmt: skip
     """Two numbers of each query row: LSE / scale, which is taken from its scores, and D = sum(dO * O) - dLSE, from its dP.
 
     Pieces of the first are 0 to 2 of a row, with the other sign; those of D 3 to 5.
@@ -590,16 +602,17 @@ def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, counters_ptr, str
     at = tl.arange(0, ROWS)[:, None] * (PIECES // 2) + tl.arange(0, PIECES // 2)[None, :]
     tl.store(terms_ptr + at, words.to(tl.float32, bitcast=True))
     if row % TILE_M == 0:
-        tl.store(counters_ptr + (batch_head * padded + row) // TILE_M, 0.0)
+        for chain in range(chains):
+            tl.store(counters_ptr + 1 + ((batch_head * chains + chain) * padded + row) // TILE_M, 0.0)
     if tl.program_id(0) == 0:  # how many items were dealt
-        tl.store(counters_ptr + tl.num_programs(0) // (TILE_M // ROWS), 0.0)
+        tl.store(counters_ptr, 0.0)
 
 
 @gluon.jit(do_not_specialize=range(9, 18))
 def gradients(pieces_desc, q_desc, dout_desc, k_desc, v_desc, sums_desc, dk_desc, dv_desc, counters, seqlen_q, seqlen_k,
-              heads_q, group, part, heads, abreast, padded, in_order, scale_log2, scale):  # fmt: skip
+              heads_q, group, part, heads, abreast, padded, chains, scale_log2, scale):  # fmt: skip
     """Allocate, set up the barriers, and start the roles: dK and dV of TILE_N keys, and what they add to dQ."""
-    problem = Problem(counters, seqlen_q, seqlen_k, heads_q, group, part, heads, abreast, padded, in_order, scale_log2,
+    problem = Problem(counters, seqlen_q, seqlen_k, heads_q, group, part, heads, abreast, padded, chains, scale_log2,
                   scale)  # fmt: skip
     dtype: gl.constexpr = q_desc.dtype
     q = gl.allocate_shared_memory(dtype, [STAGES] + q_desc.block_type.shape, q_desc.layout)
@@ -690,12 +703,53 @@ def round_dq(sums_ptr, dq_ptr, counters_ptr, stride_dqb, stride_dqh, stride_dqs,
     sums = load_rows(sums_ptr, SUM_COLUMNS // 8, SUM_ROWS, SUM_ROWS, SUM_COLUMNS, False)
     # Back from the order of store_dq: warpgroup, warp, eight columns, four pairs of rows, row, pair of columns, half, column.
     sums = tl.permute(sums.reshape([2, 4, 8, 4, 2, 4, 2, 2]), (0, 1, 6, 3, 4, 2, 5, 7)).reshape([TILE_M, HEAD_DIM])
-    added = tl.load(counters_ptr + (batch_head * padded + row) // TILE_M).to(tl.int32, bitcast=True)
+    added = tl.load(counters_ptr + 1 + (batch_head * padded + row) // TILE_M).to(tl.int32, bitcast=True)
     dq = tl.where(added > 0, sums * scale, 0.0).to(dq_ptr.dtype.element_ty)
     dq_ptr += (batch * stride_dqb + head * stride_dqh + row.to(tl.int64) * stride_dqs) * 8
     rows = tl.arange(0, TILE_M)[:, None]
     pointers = dq_ptr + rows * (stride_dqs * 8) + tl.arange(0, HEAD_DIM)[None, :]
     tl.store(pointers, dq, mask=within(row + rows < seqlen_q, HEAD_DIM, eighths))
+
+
+@triton.jit(do_not_specialize=range(3, 11))
+def add_chains(sums_ptr, dq_ptr, counters_ptr, stride_dqb, stride_dqh, stride_dqs, heads_q, seqlen_q, padded, chains,
+               eighths, scale_log2, scale):  # fmt: skip
+    """`round_dq` where a block of queries has several sums: those of its chains, always in the same order."""
+    gdc_launch_dependents()
+    # An eighth of a tile, what a warp had of it: 16 rows, 64 columns.
+    blocks = padded // TILE_M
+    eighth = tl.program_id(0) % 8
+    block = tl.program_id(0) // 8 % blocks
+    batch_head = (tl.program_id(0) // 8 // blocks).to(tl.int64)
+    number = tl.arange(0, 4)
+    row = tl.arange(0, SUM_ROWS // 8)[None, :, None]
+    at = (eighth * (SUM_ROWS // 8) + row) * SUM_COLUMNS + tl.arange(0, SUM_COLUMNS)[None, None, :]
+    sums = tl.zeros([SUM_ROWS // 8, SUM_COLUMNS], tl.float32)
+    for chain in range(0, chains, 4):
+        place = (batch_head * chains + chain + number) * blocks + block
+        count = tl.load(counters_ptr + 1 + place, mask=chain + number < chains, other=0.0).to(tl.int32, bitcast=True)
+        of_chain = sums_ptr + place[:, None, None] * (SUM_ROWS * SUM_COLUMNS)
+        # Nothing was added to a chain of which the queries see no key.
+        sums += tl.sum(tl.load(of_chain + at, mask=(count > 0)[:, None, None], other=0.0), 0)
+    dq = tl.permute(sums.reshape([8, 4, 2, 4, 2, 2]), (4, 1, 2, 0, 3, 5)).reshape([16, 64]) * scale
+    rows = block * TILE_M + eighth * 16 + tl.arange(0, 16)[:, None]
+    columns = tl.arange(0, 64)[None, :]
+    batch, head = batch_head // heads_q, batch_head % heads_q
+    dq_ptr += (batch * stride_dqb + head * stride_dqh) * 8
+    there = rows < seqlen_q
+    if eighths is not None:
+        there = there & (columns // 8 < eighths)
+    tl.store(dq_ptr + rows.to(tl.int64) * (stride_dqs * 8) + columns, dq.to(dq_ptr.dtype.element_ty), mask=there)
+
+
+def dq_chains(heads: int, steps: int, key_blocks: int) -> int:
+    """Chains of a head's blocks of keys, dealt to them in turn: the programs of each add to a sum of dQ of their own, in order.
+
+    Not in the batch at hand, on which no bit of dQ may depend: `heads` of dK and dV are those of one sequence, `steps` those of a program.
+    The next program of a chain adds some two steps later, so 132 SMs are at work from 264 chains over two more than the steps on
+    (`heads_abreast`).  A chain has 8 blocks at least: its sum is written and read once more.
+    """
+    return max(1, min(264 // ((steps + 2) * heads), key_blocks // 8))
 
 
 def heads_abreast(
@@ -786,7 +840,7 @@ def multiprocessors(device):
 def workspaces(q, k, v, terms, window_left, window_right):
     """What launches need beside terms.
 
-    dK and dV of parts of the query heads that share a key/value head, None where a program takes them all; sums of dQ, 4 bytes to each block of queries to count in, and 4 more.
+    dK and dV of parts of the query heads that share a key/value head, None where a program takes them all; sums of dQ and 4 bytes to each block of queries to count in, both once for each chain, and 4 more.
     """
     (batch, heads_q, seqlen_q, _), (_, heads_kv, seqlen_k, _), parts = q.shape, k.shape, 1
     if q.device.type == "cuda" and q.numel() and k.numel():
@@ -795,8 +849,16 @@ def workspaces(q, k, v, terms, window_left, window_right):
     rows = (batch, heads_kv * parts, seqlen_k)
     dk_parts, dv_parts = (q.new_empty((*rows, width)) if parts > 1 else None for width in (64, 64))
     padded = terms.shape[2]
-    sums = terms.new_empty((batch, heads_q, padded // TILE_M.value * SUM_ROWS.value, SUM_COLUMNS.value))
-    counters = terms.new_empty((batch * heads_q * (padded // TILE_M.value) + 1,))
+    blocks = padded // TILE_M.value
+    blocks *= (
+        dq_chains(
+            heads_kv * parts, blocks * triton.cdiv(heads_q // heads_kv, parts), triton.cdiv(seqlen_k, TILE_N.value)
+        )
+        if heads_kv
+        else 1
+    )
+    sums = terms.new_empty((batch, heads_q, blocks * SUM_ROWS.value, SUM_COLUMNS.value))
+    counters = terms.new_empty((batch * heads_q * blocks + 1,))
     return dk_parts, dv_parts, sums, counters
 
 
@@ -847,20 +909,25 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, dk_parts, dv_parts, s
         block = [1, 1, count.value, 64 if count is KEYS else HEAD_DIM.value if x.dtype == q.dtype else x.shape[3]]
         layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(x.dtype)])
         boxes.append(TensorDescriptor.from_tensor(x, block, layout))
+    chains = sums.shape[2] // (padded // TILE_M.value * SUM_ROWS.value)
     for_rows = (out, dout, lse, dlse_or_any, terms, counters, *(n // 8 for x in (out, dout) for n in x.stride()[:3]))
-    for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q, eighths_v)
+    for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q, chains, eighths_v)
     key_blocks, heads = triton.cdiv(seqlen_k, TILE_N.value), batch * sum_heads
     steps = triton.cdiv(seqlen_q, TILE_M.value) * part
     most = HEADS_ABREAST if deterministic else ANY_ORDER_ABREAST
     abreast = heads_abreast(most, 98304, seqlen_q, steps, group, key_blocks, heads, True, deterministic)
-    sizes = (seqlen_q, seqlen_k, heads_q, group, part, heads, abreast, padded, int(deterministic))
+    in_order = chains * (1 if deterministic else -1)
+    sizes = (seqlen_q, seqlen_k, heads_q, group, part, heads, abreast, padded, in_order)
     row_blocks = padded // ROWS.value * batch * heads_q
     dq_blocks = padded // TILE_M.value * batch * heads_q
-    for_dq = (sums, dq, counters, *(n // 8 for n in dq.stride()[:3]), heads_q, seqlen_q, padded, eighths)
+    for_dq = (sums, dq, counters, *(n // 8 for n in dq.stride()[:3]), heads_q, seqlen_q, padded, chains, eighths)
+    of_dq = (add_chains, (8 * dq_blocks, 1, 1), for_dq)
+    if chains == 1:
+        of_dq = (round_dq, (dq_blocks, 1, 1), (*for_dq[:-2], eighths))
     return (
         (row_terms, (row_blocks, 1, 1), for_rows),
         (gradients, (min(key_blocks * heads, multiprocessors(q.device.index)), 1, 1), (*boxes, counters, *sizes)),
-        (round_dq, (dq_blocks, 1, 1), for_dq),
+        of_dq,
         *last,
     )
 

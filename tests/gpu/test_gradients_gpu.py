@@ -164,6 +164,41 @@ def test_accuracy_of_one_query_whose_heads_are_rows(dims, mask, heads) -> None:
     assert same_bits([x[1:2] for x in whole], gradients(q[1:2], k[1:2], v[1:2], window, dout[1:2]))
 
 
+@pytest.mark.parametrize("heads", [(7, 1), (4, 4)], ids=str)
+@pytest.mark.parametrize("lengths", [(1, 65), (4, 3001), (9, 64), (64, 700), (9, 5)], ids=str)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dims", [*DIMS, (72, 72), (40, 40)], ids=str)
+def test_accuracy_and_bits_of_few_queries(dims, mask, lengths, heads) -> None:
+    """Of all heads that share keys in one tile, or of other kernels where there are more: the bits of a sequence are those of a batch."""
+    q, k, v = inputs(3, *heads, *lengths, *dims, torch.bfloat16)
+    window = window_of(mask, max(lengths))
+    check(q, k, v, window, with_lse=True)
+    dout = torch.randn_like(q[..., : v.shape[3]])
+    whole = gradients(q, k, v, window, dout)
+    swapped = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    assert same_bits(whole, gradients(*swapped, window, dout))
+    for _ in range(5):
+        assert same_bits(whole, gradients(q, k, v, window, dout))
+    assert same_bits([x[1:2] for x in whole], gradients(q[1:2], k[1:2], v[1:2], window, dout[1:2]))
+
+
+@pytest.mark.parametrize("heads", [(4, 1), (3, 3)], ids=str)
+@pytest.mark.parametrize("lengths", [(100, 5000), (300, 4096), (2048, 2048), (3000, 2900)], ids=str)
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (96, 96)], ids=str)
+def test_accuracy_and_bits_where_sums_go_by_chains(dims, mask, lengths, heads) -> None:
+    """Few heads on many keys: so do those of one sequence whatever else is in the batch, in order or in any."""
+    q, k, v = inputs(2, *heads, *lengths, *dims, torch.bfloat16)
+    window = window_of(mask, max(lengths))
+    check(q, k, v, window, with_lse=True)
+    check(q, k, v, window, deterministic=False)
+    dout = torch.randn_like(q[..., : v.shape[3]])
+    whole = gradients(q, k, v, window, dout)
+    for _ in range(20):
+        assert same_bits(whole, gradients(q, k, v, window, dout))
+    assert same_bits([x[1:2] for x in whole], gradients(q[1:2], k[1:2], v[1:2], window, dout[1:2]))
+
+
 @pytest.mark.parametrize("heads", [(8, 1), (28, 4), (96, 8)], ids=str)
 @pytest.mark.parametrize("seqlen", [80, 256, 500])
 @pytest.mark.parametrize("mask", MASKS)

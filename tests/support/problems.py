@@ -43,7 +43,8 @@ def entry_of(q, k, v, window, entries):
         dims = registry.widened(*here, *dims, mask, entries) or dims
     # A backward pass that another is better than at such lengths still is one.
     found = registry.candidates(*here, *dims, mask, entries)
-    return registry.select(*here, *dims, mask, q.shape[2], entries, k.shape[2]) or (found[-1] if found else None)
+    group = q.shape[1] // k.shape[1]
+    return registry.select(*here, *dims, mask, q.shape[2], entries, k.shape[2], group) or (found[-1] if found else None)
 
 
 def inputs(batch, heads, heads_kv, seqlen_q, seqlen_k, d, dv, dtype, seed=0, kind="randn"):

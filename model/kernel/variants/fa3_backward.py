@@ -86,6 +86,16 @@ def abreast_rows(variant: Fa3BackwardVariant, mask: str) -> int:
     return _L2_BYTES * (3 if mask == "causal" else 2) // (16 * TILE_N * KEYS // variant.tile_m)
 
 
+def dq_chains(heads: int, steps: int, key_blocks: int) -> int:
+    """Chains of a head's blocks of keys, dealt to them in turn: the programs of each add to a sum of dQ of their own, in order.
+
+    Not in the batch at hand, on which no bit of dQ may depend: `heads` of dK and dV are those of one sequence, `steps` those of a program.
+    The next program of a chain adds some two steps later, so 132 SMs are at work from 264 chains over two more than the steps on
+    (`heads_abreast`).  A chain has 8 blocks at least: its sum is written and read once more.
+    """
+    return max(1, min(264 // ((steps + 2) * heads), key_blocks // 8))
+
+
 def heads_abreast(
     most: int,
     rows: int,
@@ -126,6 +136,15 @@ def abreast(variant: Fa3BackwardVariant, workload: Workload, parts: int = 1) -> 
     return heads_abreast(
         variant.heads_abreast, rows, w.seqlen_q, steps, w.group_size, blocks, heads, w.mask == "causal", True
     )
+
+
+def chains(variant: Fa3BackwardVariant, workload: Workload, parts: int = 1) -> int:
+    """`dq_chains` of a problem, where each key/value head has ``parts`` of its query heads; with a window there is one."""
+    w = workload
+    if w.mask == "window" or not variant.persistent:
+        return 1
+    steps = -(-w.seqlen_q // variant.tile_m) * -(-w.group_size // parts)
+    return dq_chains(w.heads_kv * parts, steps, -(-w.seqlen_k // TILE_N))
 
 
 def piece_slots(variant: Fa3BackwardVariant) -> int:

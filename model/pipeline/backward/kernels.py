@@ -97,11 +97,11 @@ def row_terms(workload: Workload, counters_of: int = 0, row_bytes: int = 2 * FLO
     return RowKernel("row terms", rows * (2 * w.head_dim_v * w.dtype_bytes + FLOAT), rows * (row_bytes + counters))
 
 
-def round_sums(workload: Workload) -> RowKernel:
-    """Sums in float32 read, scaled and rounded: dQ of query heads."""
+def round_sums(workload: Workload, chains: int = 1) -> RowKernel:
+    """Sums in float32, one of each of the ``chains``, read, scaled and rounded: dQ of query heads."""
     w = workload
     elements = float(w.batch * w.heads_q * w.seqlen_q * w.head_dim_qk)
-    return RowKernel("round dQ", elements * FLOAT, elements * w.dtype_bytes)
+    return RowKernel("round dQ", chains * elements * FLOAT, elements * w.dtype_bytes)
 
 
 def sum_parts(workload: Workload, parts: int, beside: bool = False) -> tuple[RowKernel, ...]:
