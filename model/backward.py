@@ -11,13 +11,14 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from tilecast.model.kernel.knobs import check_value, family_named, parse_knobs, value_like
-from tilecast.model.kernel.variants import fa2_backward, fa3_backward, fa3_backward_apart, few_backward
+from tilecast.model.kernel.variants import fa2_backward, fa3_backward, fa3_backward_apart
 from tilecast.model.kernel.variants.blackwell import backward as fa4_backward
 from tilecast.model.kernel.variants.blackwell.backward import Fa4BackwardVariant
 from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
 from tilecast.model.kernel.variants.fa3_backward import Fa3BackwardVariant
 from tilecast.model.kernel.variants.fa3_backward_apart import Fa3BackwardApartVariant
-from tilecast.model.kernel.variants.few_backward import FewBackwardVariant
+from tilecast.model.kernel.variants.hopper import few_backward
+from tilecast.model.kernel.variants.hopper.few_backward import FewBackwardVariant
 from tilecast.model.kernel.verdict import VariantError, Verdict
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine

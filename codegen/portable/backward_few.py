@@ -14,7 +14,7 @@ from tilecast.codegen.gluon import in_lines
 from tilecast.codegen.host import WINDOW_STATEMENTS, Host
 from tilecast.codegen.row_terms import STRIDE, strides
 from tilecast.model.kernel.header import dims_text
-from tilecast.model.kernel.variants.few_backward import FewBackwardVariant, columns
+from tilecast.model.kernel.variants.hopper.few_backward import FewBackwardVariant, columns
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.pipeline.backward.parts import part_keys
 

@@ -120,6 +120,11 @@ class BackwardBench(LaunchBench):
             yield replace(
                 loose, name="more heads than go abreast", heads=(abreast + 1, abreast + 1), rows=3, keys=n + 1
             )
+        if hasattr(self.loaded.module, "dq_chains"):
+            # Two chains of a head's blocks of keys, and with a mask queries that see the keys of one alone.
+            chained = replace(base, name="sums by chains", rows=9, keys=16 * n + 7)
+            yield from (chained, replace(chained, heads=(2, 1), rows=m + 3, any_order=True, mode="random", seed=5))
+            yield replace(chained, rows=16 * n + m + 9, dtype="bf16")
         if self._mask == "window":
             yield from self._windows(replace(base, name="windows", heads=(2, 1), kind="flat"), m, n)
         # Keys beyond the last one, which score 0, would weigh infinitely much.

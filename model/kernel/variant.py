@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
     from tilecast.model.kernel.variants.fa3_backward import Fa3BackwardVariant
     from tilecast.model.kernel.variants.fa3_backward_apart import Fa3BackwardApartVariant
-    from tilecast.model.kernel.variants.few_backward import FewBackwardVariant
+    from tilecast.model.kernel.variants.hopper.few_backward import FewBackwardVariant
     from tilecast.model.kernel.variants.hopper.mla import HopperMlaVariant
     from tilecast.model.kernel.variants.hopper.prefill import HopperPrefillVariant
     from tilecast.model.kernel.variants.hopper.serving import HopperServingVariant

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilecast.model.kernel.variants.few_backward import (
+from tilecast.model.kernel.variants.hopper.few_backward import (
     FewBackwardVariant,
     columns,
     registers,

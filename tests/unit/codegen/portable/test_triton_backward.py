@@ -30,7 +30,7 @@ from tilecast.model.families import find_family, parse_variant
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.variants.fa2 import LOADS
 from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
-from tilecast.model.kernel.variants.few_backward import FewBackwardVariant
+from tilecast.model.kernel.variants.hopper.few_backward import FewBackwardVariant
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine

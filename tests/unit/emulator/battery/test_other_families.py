@@ -31,7 +31,7 @@ def put(kernel: str, case: str, text: str | None = None) -> Battery:
         ("blackwell_serve_d64", "sinks: 5"), ("blackwell_serve_d64", "rise far"),
         ("hopper_serve_d64_e4m3", "groups of splits"), ("hopper_prefill_d64", "softcap"),
         (GEMM, "several tiles"), (GEMM, "layouts"), (GEMM, "C that lies anyhow"), ("gemm_blackwell", "D at odd steps"), ("gemm_blackwell_c32", "one program"), ("gemm_hopper_long", "factors"),
-        (BACKWARD, "several tiles"), (BACKWARD, "one query"), (BACKWARD, "sums in any order: 137"), ("hopper_bwd_d64_causal", "second launch"), ("hopper_bwd_d256_causal", "rows about a tile: 65"),
+        (BACKWARD, "several tiles"), (BACKWARD, "one query"), (BACKWARD, "sums in any order: 137"), (BACKWARD, "sums by chains"), ("hopper_bwd_d128_causal", "sums by chains"), ("hopper_bwd_d64_causal", "second launch"), ("hopper_bwd_d256_causal", "rows about a tile: 65"),
         ("hopper_bwd_d192_window", "windows: 73x647"), ("hopper_bwd_d192_128_causal", "narrower heads"), ("hopper_bwd_d192_full", "several tiles"),
         (EIGHT, "several tiles"), (EIGHT, "factors"), (EIGHT, "offset 3 "), ("blackwell_fp8_d64_causal", "several tiles: 300"),
     ],
@@ -136,10 +136,10 @@ def test_drawn_bugs_are_found_and_pointed_at(kernel: str, old: str, new: str, ca
 
 
 def test_sums_of_any_order_wait_for_the_program_that_writes() -> None:
-    text = Planted("", BACKWARD, "", "if in_order | (block == 0):", "if in_order:").text()[0]
+    text = Planted("", BACKWARD, "", "if in_order | (turn == 0):", "if in_order:").text()[0]
     (failure,) = put(BACKWARD, "sums in any order: 137", text).failures
     assert "deadlock in program 1" in failure.message
-    assert "add_role 0 waits for element 0 of new_empty to change, which earlier programs leave at 0" in failure.message
+    assert "add_role 0 waits for element 1 of new_empty to change, which earlier programs leave at 0" in failure.message
     assert not put(BACKWARD, "many blocks of keys", text).failures
 
 
