@@ -152,8 +152,8 @@ def backward_into(
     launch, windowed = next(
         (
             (launch, windowed)
-            for first, last, launch, windowed, _, most in kernels
-            if first <= rows <= last and together <= most
+            for first, last, launch, windowed, keys, most in kernels
+            if first <= rows <= last and k.shape[2] <= keys and together <= most
         ),
         kernels[-1][2:4],
     )

@@ -267,7 +267,8 @@ class HopperBackward(RowTerms, PartSums):
     def workspaces_statements(self) -> tuple[str, ...]:
         """Statements that return what launches need beside terms."""
         count = "blocks = padded // TILE_M.value"
-        chains = "dq_chains(heads_kv * parts, blocks * triton.cdiv(heads_q // heads_kv, parts), triton.cdiv(seqlen_k, TILE_N.value))"
+        steps = "blocks * triton.cdiv(heads_q // heads_kv, parts)"
+        chains = f"dq_chains(heads_kv * parts, {steps}, triton.cdiv(seqlen_k, TILE_N.value), {self.mask == 'causal'})"
         return (
             "padded = terms.shape[2]",
             count,
@@ -313,7 +314,7 @@ class HopperBackward(RowTerms, PartSums):
             "key_blocks, heads = triton.cdiv(seqlen_k, TILE_N.value), batch * sum_heads",
             "steps = triton.cdiv(seqlen_q, TILE_M.value) * part",
             "most = HEADS_ABREAST if deterministic else ANY_ORDER_ABREAST",
-            f"abreast = heads_abreast(most, {self.abreast_rows}, seqlen_q, steps, group, key_blocks, heads, {self.mask == 'causal'}, deterministic)",
+            f"abreast = heads_abreast(most, {self.abreast_rows}, seqlen_q, steps, group, key_blocks, heads, {self.mask == 'causal'}, deterministic{', chains' * self.chained})",
             f"in_order = {'chains' if self.chained else '1'} * (1 if deterministic else -1)",
             "sizes = (seqlen_q, seqlen_k, heads_q, group, part, heads, abreast, padded, in_order)",
             *(("sizes += (window_left, window_right)",) if self.mask == "window" else ()),

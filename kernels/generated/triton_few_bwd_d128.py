@@ -1,7 +1,7 @@
 """Attention backward for head_dim 128 and few query rows, in plain Triton.
 
 For sequences whose query heads that share a key/value head have few query rows together: a program has all of them, and
-a part of the keys, 64 at a time.  It makes its rows' LSE and D itself, reads K and V and writes dK and dV once, five
+a part of the keys, 128 at a time.  It makes its rows' LSE and D itself, reads K and V and writes dK and dV once, five
 matrix products, and leaves what its keys add to dQ to add_parts, which sums the parts in their order; of one part it
 writes dQ. Any mask.  The same bits every run.
 """
@@ -9,7 +9,7 @@ writes dQ. Any mask.  The same bits every run.
 TILECAST = {
     "tilecast": "0.1.0", "family": "triton_few_bwd", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "bwd",
-    "variant": "family=few_bwd,rows=64,tile_n=64,warps=8,stages=3",
+    "variant": "family=few_bwd,rows=64,tile_n=128,warps=8,stages=2",
     "workload": {"batch": 4, "heads_q": 64, "heads_kv": 16, "seqlen_q": 16, "seqlen_k": 4096, "head_dim_qk": 128, "head_dim_v": 128, "mask": "window", "window": [1024, 0], "dtype": "bf16"},
 }  # fmt: skip
 
@@ -20,8 +20,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 MOST_ROWS = 64  # query rows of the heads that share a key/value head, all of which a program has
-TILE_N = tl.constexpr(64)  # keys of a step
-STAGES = tl.constexpr(3)  # tiles of K and V on their way
+TILE_N = tl.constexpr(128)  # keys of a step
+STAGES = tl.constexpr(2)  # tiles of K and V on their way
 WARPS = 8
 COLUMNS, COLUMNS_V = tl.constexpr(128), tl.constexpr(128)  # of a tile of Q and K, and of V and O
 SUM_ROWS = tl.constexpr(4)  # rows of a program of add_parts
@@ -166,13 +166,35 @@ def add_parts(sums_ptr, dq_ptr, stride_dqb, stride_dqh, stride_dqs, heads_kv, gr
 
 
 @lru_cache(maxsize=256)
-def part_keys(heads_kv: int, seqlen_k: int, tile: int, sms: int) -> int:
-    """Keys of a program that has all query rows of a head, a multiple of ``tile``.
+def part_keys(heads_kv: int, rows: int, seqlen_k: int, tile: int, columns: int, sms: int) -> int:
+    """Keys of a program that has all `rows` of a head, a multiple of `tile`, that take least time in the mean over batches of 1, 2, 4 and
+    so on up to 16k keys.
 
-    Not in the batch at hand, on which no sequence's dQ may depend.
+    Not in the batch at hand, on which no sequence's dQ may depend: the fewer keys, the sooner few sequences are done, and the more sums of dQ
+    go to memory and back for many.  `columns`: of a tile of keys.
     """
-    least = 256
-    return max(least, -(-heads_kv * seqlen_k // (2 * sms) // tile) * tile)
+    # In keys of a program at the memory's pace: what one starts and ends with, some 3 us; of a row Q, dO and O, and its sum to and fro.
+    once, row, row_of_sum = 64 * 128 // columns, 0.75, 1.75
+    batches = [1 << i for i in range(14) if not i or seqlen_k << i <= 16384]
+    tiles = -(-seqlen_k // tile)
+
+    def time(parts: int, batch: int) -> float:
+        """Of a pass."""
+        programs = batch * heads_kv * parts
+        on_sms = -(-programs // sms) * (once + -(-tiles // parts) * tile)
+        moved = batch * heads_kv * (seqlen_k + rows * (row_of_sum * parts if parts > 1 else row)) / sms
+        return max(float(on_sms), moved) + (3 if parts > 1 else 2) * once
+
+    best, least = tiles, 0.0
+    for parts in range(1, min(tiles, 2 * sms) + 1):
+        if parts > 1 and -(-tiles // parts) == -(-tiles // (parts - 1)):
+            continue
+        mean = 1.0
+        for batch in batches:
+            mean *= time(parts, batch)
+        if not least or mean < least:
+            best, least = -(-tiles // parts), mean
+    return best * tile
 
 
 @lru_cache(maxsize=16)
@@ -185,7 +207,8 @@ def workspaces(q, k, v, terms, window_left, window_right):
     """Sums of dQ, one for each part of the keys; None where a program has them all."""
     (batch, heads_q, seqlen_q, _), (_, heads_kv, seqlen_k, _), parts = q.shape, k.shape, 1
     if q.device.type == "cuda" and q.numel() and k.numel():
-        keys = part_keys(heads_kv, seqlen_k, TILE_N.value, multiprocessors(q.device.index))
+        sms = multiprocessors(q.device.index)
+        keys = part_keys(heads_kv, heads_q // heads_kv * seqlen_q, seqlen_k, TILE_N.value, COLUMNS.value, sms)
         parts = triton.cdiv(seqlen_k, keys)
     return (
         terms.new_empty((batch * heads_kv, parts, heads_q // heads_kv * seqlen_q, COLUMNS.value))

@@ -166,13 +166,35 @@ def add_parts(sums_ptr, dq_ptr, stride_dqb, stride_dqh, stride_dqs, heads_kv, gr
 
 
 @lru_cache(maxsize=256)
-def part_keys(heads_kv: int, seqlen_k: int, tile: int, sms: int) -> int:
-    """Keys of a program that has all query rows of a head, a multiple of ``tile``.
+def part_keys(heads_kv: int, rows: int, seqlen_k: int, tile: int, columns: int, sms: int) -> int:
+    """Keys of a program that has all `rows` of a head, a multiple of `tile`, that take least time in the mean over batches of 1, 2, 4 and
+    so on up to 16k keys.
 
-    Not in the batch at hand, on which no sequence's dQ may depend.
+    Not in the batch at hand, on which no sequence's dQ may depend: the fewer keys, the sooner few sequences are done, and the more sums of dQ
+    go to memory and back for many.  `columns`: of a tile of keys.
     """
-    least = 256
-    return max(least, -(-heads_kv * seqlen_k // (2 * sms) // tile) * tile)
+    # In keys of a program at the memory's pace: what one starts and ends with, some 3 us; of a row Q, dO and O, and its sum to and fro.
+    once, row, row_of_sum = 64 * 128 // columns, 0.75, 1.75
+    batches = [1 << i for i in range(14) if not i or seqlen_k << i <= 16384]
+    tiles = -(-seqlen_k // tile)
+
+    def time(parts: int, batch: int) -> float:
+        """Of a pass."""
+        programs = batch * heads_kv * parts
+        on_sms = -(-programs // sms) * (once + -(-tiles // parts) * tile)
+        moved = batch * heads_kv * (seqlen_k + rows * (row_of_sum * parts if parts > 1 else row)) / sms
+        return max(float(on_sms), moved) + (3 if parts > 1 else 2) * once
+
+    best, least = tiles, 0.0
+    for parts in range(1, min(tiles, 2 * sms) + 1):
+        if parts > 1 and -(-tiles // parts) == -(-tiles // (parts - 1)):
+            continue
+        mean = 1.0
+        for batch in batches:
+            mean *= time(parts, batch)
+        if not least or mean < least:
+            best, least = -(-tiles // parts), mean
+    return best * tile
 
 
 @lru_cache(maxsize=16)
@@ -185,7 +207,8 @@ def workspaces(q, k, v, terms, window_left, window_right):
     """Sums of dQ, one for each part of the keys; None where a program has them all."""
     (batch, heads_q, seqlen_q, _), (_, heads_kv, seqlen_k, _), parts = q.shape, k.shape, 1
     if q.device.type == "cuda" and q.numel() and k.numel():
-        keys = part_keys(heads_kv, seqlen_k, TILE_N.value, multiprocessors(q.device.index))
+        sms = multiprocessors(q.device.index)
+        keys = part_keys(heads_kv, heads_q // heads_kv * seqlen_q, seqlen_k, TILE_N.value, COLUMNS.value, sms)
         parts = triton.cdiv(seqlen_k, keys)
     return (
         terms.new_empty((batch * heads_kv, parts, heads_q // heads_kv * seqlen_q, COLUMNS.value))

@@ -41,7 +41,9 @@ _PRODUCTS = ("s", "dp", "dv", "dk", "dq")
 def build(workload: Workload, variant: FewBackwardVariant, machine: Machine) -> kernels.BackwardPass:
     """The launches of ``variant``; legality is the caller's business."""
     w, v = workload, variant
-    keys = part_keys(w.heads_kv, w.seqlen_k, v.tile_n, int(machine["chip.sm_count"]))
+    keys = part_keys(
+        w.heads_kv, rows_of(w), w.seqlen_k, v.tile_n, columns(w.head_dim_qk), int(machine["chip.sm_count"])
+    )
     parts = -(-w.seqlen_k // keys)
     rows, wide = rows_of(w), w.head_dim_qk + w.head_dim_v
     seen = replace(

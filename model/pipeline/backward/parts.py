@@ -68,10 +68,32 @@ def parts_of(workload: Workload, block: int, once: int, beside: float, machine: 
 
 
 @lru_cache(maxsize=256)
-def part_keys(heads_kv: int, seqlen_k: int, tile: int, sms: int) -> int:
-    """Keys of a program that has all query rows of a head, a multiple of ``tile``.
+def part_keys(heads_kv: int, rows: int, seqlen_k: int, tile: int, columns: int, sms: int) -> int:
+    """Keys of a program that has all `rows` of a head, a multiple of `tile`, that take least time in the mean over batches of 1, 2, 4 and
+    so on up to 16k keys.
 
-    Not in the batch at hand, on which no sequence's dQ may depend.
+    Not in the batch at hand, on which no sequence's dQ may depend: the fewer keys, the sooner few sequences are done, and the more sums of dQ
+    go to memory and back for many.  `columns`: of a tile of keys.
     """
-    least = 256
-    return max(least, -(-heads_kv * seqlen_k // (2 * sms) // tile) * tile)
+    # In keys of a program at the memory's pace: what one starts and ends with, some 3 us; of a row Q, dO and O, and its sum to and fro.
+    once, row, row_of_sum = 64 * 128 // columns, 0.75, 1.75
+    batches = [1 << i for i in range(14) if not i or seqlen_k << i <= 16384]
+    tiles = -(-seqlen_k // tile)
+
+    def time(parts: int, batch: int) -> float:
+        """Of a pass."""
+        programs = batch * heads_kv * parts
+        on_sms = -(-programs // sms) * (once + -(-tiles // parts) * tile)
+        moved = batch * heads_kv * (seqlen_k + rows * (row_of_sum * parts if parts > 1 else row)) / sms
+        return max(float(on_sms), moved) + (3 if parts > 1 else 2) * once
+
+    best, least = tiles, 0.0
+    for parts in range(1, min(tiles, 2 * sms) + 1):
+        if parts > 1 and -(-tiles // parts) == -(-tiles // (parts - 1)):
+            continue
+        mean = 1.0
+        for batch in batches:
+            mean *= time(parts, batch)
+        if not least or mean < least:
+            best, least = -(-tiles // parts), mean
+    return best * tile
