@@ -268,7 +268,7 @@ class HopperBackward(RowTerms, PartSums):
         """Statements that return what launches need beside terms."""
         count = "blocks = padded // TILE_M.value"
         steps = "blocks * triton.cdiv(heads_q // heads_kv, parts)"
-        chains = f"dq_chains(heads_kv * parts, {steps}, triton.cdiv(seqlen_k, TILE_N.value), {self.mask == 'causal'})"
+        chains = f"dq_chains(heads_kv * parts, {steps}, triton.cdiv(seqlen_k, TILE_N.value))"
         return (
             "padded = terms.shape[2]",
             count,
@@ -314,7 +314,7 @@ class HopperBackward(RowTerms, PartSums):
             "key_blocks, heads = triton.cdiv(seqlen_k, TILE_N.value), batch * sum_heads",
             "steps = triton.cdiv(seqlen_q, TILE_M.value) * part",
             "most = HEADS_ABREAST if deterministic else ANY_ORDER_ABREAST",
-            f"abreast = heads_abreast(most, {self.abreast_rows}, seqlen_q, steps, group, key_blocks, heads, {self.mask == 'causal'}, deterministic{', chains' * self.chained})",
+            f"abreast = heads_abreast(most, {self.abreast_rows}, seqlen_q, steps, group, key_blocks, heads, {self.mask == 'causal'}, deterministic)",
             f"in_order = {'chains' if self.chained else '1'} * (1 if deterministic else -1)",
             "sizes = (seqlen_q, seqlen_k, heads_q, group, part, heads, abreast, padded, in_order)",
             *(("sizes += (window_left, window_right)",) if self.mask == "window" else ()),

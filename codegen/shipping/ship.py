@@ -272,8 +272,9 @@ are made for an A100 and forecast there; an H200 runs them, but not at that figu
 
 `triton_bwd_*` (pointers, any GPU from Ampere on) and `triton_tma_bwd_*` (tensor descriptors, sm_90 and newer data-centre GPUs) are
 plain Triton; `hopper_bwd_*` is Gluon for sm_90a, preferred where it was measured to be faster: FlashAttention-3's structure, two kernels at head_dim 256.
+`triton_few_bwd_*` (plain Triton, sm_90a) goes before those where the query heads that share a key head have few rows together.
 `launch(q, k, v, out, lse, dout, dq, dk, dv, scale)` writes the gradients that `tilecast.attention` gives to autograd, whatever
-kernel went forward.  Each file starts three or four kernels and sums in a fixed order, so the same call gives the same bits.  Beside
+kernel went forward.  Each file starts three or four kernels (of few rows one or two) and sums in a fixed order, so the same call gives the same bits.  Beside
 the tensors they need 8 bytes for each query row of each head, rounded up to whole tiles; `hopper_bwd_d64_*` needs 32, `hopper_bwd_d128_*` 36, and both another 4 for each
 element of dq, which it sums in float32, but for head_dim 256.  `tilecast predict --pass bwd`
 forecasts them; [docs/training.md](../docs/training.md) has measurements.

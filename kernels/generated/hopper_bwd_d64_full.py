@@ -737,16 +737,14 @@ def add_chains(sums_ptr, dq_ptr, counters_ptr, stride_dqb, stride_dqh, stride_dq
     tl.store(dq_ptr + rows.to(tl.int64) * (stride_dqs * 8) + columns, dq.to(dq_ptr.dtype.element_ty), mask=there)
 
 
-def dq_chains(heads: int, steps: int, key_blocks: int, causal: bool) -> int:
+def dq_chains(heads: int, steps: int, key_blocks: int) -> int:
     """Chains of a head's blocks of keys, dealt to them in turn: the programs of each add to a sum of dQ of their own, in order.
 
     Not in the batch at hand, on which no bit of dQ may depend: `heads` of dK and dV are those of one sequence, `steps` those of a program.
     The next program of a chain adds some two steps later, so 132 SMs are at work from 264 chains over two more than the steps on
-    (`heads_abreast`); programs of `causal` heads are staggered anyway, as some have fewer queries, and where one more chain would be for less
-    than that it does not pay.  A chain has 8 blocks at least: its sum is written and read once more.
+    (`heads_abreast`).  A chain has 8 blocks at least: its sum is written and read once more.
     """
-    wanted = 264 // ((steps + 2) * heads) if causal else -(-264 // ((steps + 2) * heads))
-    return max(1, min(wanted, key_blocks // 8))
+    return max(1, min(264 // ((steps + 2) * heads), key_blocks // 8))
 
 
 def heads_abreast(
@@ -759,19 +757,18 @@ def heads_abreast(
     heads: int,
     causal: bool,
     in_order: bool,
-    chains: int = 1,
 ) -> int:
     """Heads of dK and dV, of `heads`, whose blocks of keys programs take by turns (all numbers measured, docs/notes/backward-kernels.md).
 
     The fewer programs of one head run together, the less they wait at its first block of dQ; the more heads, the less L2 has for each.
     `most`: of a variant, or where sums may have any order, for which nobody waits; `rows`: queries of all heads abreast for which L2 has room, 0: any; `steps`: of a program for a block without a mask; `group`:
-    query heads that share keys; `in_order`: whether sums of dQ wait for each other, `chains` of a head apart.
+    query heads that share keys; `in_order`: whether sums of dQ wait for each other.
     """
     if in_order and rows:
         most = max(min(most, rows // seqlen_q), 16)
     if in_order and steps <= 4:
         # The next program of a head waits longer for its turn than its own item takes.
-        most = max(most, 264 // ((steps + 2) * chains))
+        most = max(most, 264 // (steps + 2))
     if causal and group > 1:
         # Items of several query heads are few and long: with few heads abreast the last ones dealt are the longest of their head.
         most = max(most, 32 if key_blocks <= 16 else 16 if key_blocks <= 48 else 0)
@@ -850,10 +847,7 @@ def workspaces(q, k, v, terms, window_left, window_right):
     blocks = padded // TILE_M.value
     blocks *= (
         dq_chains(
-            heads_kv * parts,
-            blocks * triton.cdiv(heads_q // heads_kv, parts),
-            triton.cdiv(seqlen_k, TILE_N.value),
-            False,
+            heads_kv * parts, blocks * triton.cdiv(heads_q // heads_kv, parts), triton.cdiv(seqlen_k, TILE_N.value)
         )
         if heads_kv
         else 1
@@ -916,7 +910,7 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, dk_parts, dv_parts, s
     key_blocks, heads = triton.cdiv(seqlen_k, TILE_N.value), batch * sum_heads
     steps = triton.cdiv(seqlen_q, TILE_M.value) * part
     most = HEADS_ABREAST if deterministic else ANY_ORDER_ABREAST
-    abreast = heads_abreast(most, 65536, seqlen_q, steps, group, key_blocks, heads, False, deterministic, chains)
+    abreast = heads_abreast(most, 65536, seqlen_q, steps, group, key_blocks, heads, False, deterministic)
     in_order = chains * (1 if deterministic else -1)
     sizes = (seqlen_q, seqlen_k, heads_q, group, part, heads, abreast, padded, in_order)
     row_blocks = padded // ROWS.value * batch * heads_q

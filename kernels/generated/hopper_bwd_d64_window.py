@@ -725,19 +725,18 @@ def heads_abreast(
     heads: int,
     causal: bool,
     in_order: bool,
-    chains: int = 1,
 ) -> int:
     """Heads of dK and dV, of `heads`, whose blocks of keys programs take by turns (all numbers measured, docs/notes/backward-kernels.md).
 
     The fewer programs of one head run together, the less they wait at its first block of dQ; the more heads, the less L2 has for each.
     `most`: of a variant, or where sums may have any order, for which nobody waits; `rows`: queries of all heads abreast for which L2 has room, 0: any; `steps`: of a program for a block without a mask; `group`:
-    query heads that share keys; `in_order`: whether sums of dQ wait for each other, `chains` of a head apart.
+    query heads that share keys; `in_order`: whether sums of dQ wait for each other.
     """
     if in_order and rows:
         most = max(min(most, rows // seqlen_q), 16)
     if in_order and steps <= 4:
         # The next program of a head waits longer for its turn than its own item takes.
-        most = max(most, 264 // ((steps + 2) * chains))
+        most = max(most, 264 // (steps + 2))
     if causal and group > 1:
         # Items of several query heads are few and long: with few heads abreast the last ones dealt are the longest of their head.
         most = max(most, 32 if key_blocks <= 16 else 16 if key_blocks <= 48 else 0)

@@ -86,16 +86,14 @@ def abreast_rows(variant: Fa3BackwardVariant, mask: str) -> int:
     return _L2_BYTES * (3 if mask == "causal" else 2) // (16 * TILE_N * KEYS // variant.tile_m)
 
 
-def dq_chains(heads: int, steps: int, key_blocks: int, causal: bool) -> int:
+def dq_chains(heads: int, steps: int, key_blocks: int) -> int:
     """Chains of a head's blocks of keys, dealt to them in turn: the programs of each add to a sum of dQ of their own, in order.
 
     Not in the batch at hand, on which no bit of dQ may depend: `heads` of dK and dV are those of one sequence, `steps` those of a program.
     The next program of a chain adds some two steps later, so 132 SMs are at work from 264 chains over two more than the steps on
-    (`heads_abreast`); programs of `causal` heads are staggered anyway, as some have fewer queries, and where one more chain would be for less
-    than that it does not pay.  A chain has 8 blocks at least: its sum is written and read once more.
+    (`heads_abreast`).  A chain has 8 blocks at least: its sum is written and read once more.
     """
-    wanted = 264 // ((steps + 2) * heads) if causal else -(-264 // ((steps + 2) * heads))
-    return max(1, min(wanted, key_blocks // 8))
+    return max(1, min(264 // ((steps + 2) * heads), key_blocks // 8))
 
 
 def heads_abreast(
@@ -108,19 +106,18 @@ def heads_abreast(
     heads: int,
     causal: bool,
     in_order: bool,
-    chains: int = 1,
 ) -> int:
     """Heads of dK and dV, of `heads`, whose blocks of keys programs take by turns (all numbers measured, docs/notes/backward-kernels.md).
 
     The fewer programs of one head run together, the less they wait at its first block of dQ; the more heads, the less L2 has for each.
     `most`: of a variant, or where sums may have any order, for which nobody waits; `rows`: queries of all heads abreast for which L2 has room, 0: any; `steps`: of a program for a block without a mask; `group`:
-    query heads that share keys; `in_order`: whether sums of dQ wait for each other, `chains` of a head apart.
+    query heads that share keys; `in_order`: whether sums of dQ wait for each other.
     """
     if in_order and rows:
         most = max(min(most, rows // seqlen_q), 16)
     if in_order and steps <= 4:
         # The next program of a head waits longer for its turn than its own item takes.
-        most = max(most, 264 // ((steps + 2) * chains))
+        most = max(most, 264 // (steps + 2))
     if causal and group > 1:
         # Items of several query heads are few and long: with few heads abreast the last ones dealt are the longest of their head.
         most = max(most, 32 if key_blocks <= 16 else 16 if key_blocks <= 48 else 0)
@@ -137,9 +134,8 @@ def abreast(variant: Fa3BackwardVariant, workload: Workload, parts: int = 1) -> 
     steps = -(-w.seqlen_q // variant.tile_m) * -(-w.group_size // parts)
     blocks, heads = -(-w.seqlen_k // TILE_N), w.batch * w.heads_kv * parts
     return heads_abreast(
-        variant.heads_abreast, rows, w.seqlen_q, steps, w.group_size, blocks, heads, w.mask == "causal", True,
-        chains(variant, workload, parts),
-    )  # fmt: skip
+        variant.heads_abreast, rows, w.seqlen_q, steps, w.group_size, blocks, heads, w.mask == "causal", True
+    )
 
 
 def chains(variant: Fa3BackwardVariant, workload: Workload, parts: int = 1) -> int:
@@ -148,7 +144,7 @@ def chains(variant: Fa3BackwardVariant, workload: Workload, parts: int = 1) -> i
     if w.mask == "window" or not variant.persistent:
         return 1
     steps = -(-w.seqlen_q // variant.tile_m) * -(-w.group_size // parts)
-    return dq_chains(w.heads_kv * parts, steps, -(-w.seqlen_k // TILE_N), w.mask == "causal")
+    return dq_chains(w.heads_kv * parts, steps, -(-w.seqlen_k // TILE_N))
 
 
 def piece_slots(variant: Fa3BackwardVariant) -> int:

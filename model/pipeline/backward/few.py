@@ -103,7 +103,8 @@ def _pipeline(w: Workload, v: FewBackwardVariant, m: Machine, parts: int) -> Pip
             Buffer("dS", "smem", v.tile_n * tile_rows(w) * size * ctas, 1, "share0", "dq0"),
         ),
         rows_per_cta=tile_rows(w), keys_per_iteration=v.tile_n, ctas_per_sm=ctas,
-        prologue_cycles=m["launch.cta_start_cycles"],
+        # Rows are there before the first keys are asked for.
+        prologue_cycles=m["launch.cta_start_cycles"] + m["tma.latency_hbm_cycles"],
         epilogue_cycles=written / m["smem.bytes_per_clk"] + m["l2.latency_cycles"],
         edge_read_bytes=owned, edge_write_bytes=written, tiles_overlap=False,
         mask_demand=tuple((f"exp{s}", common.mask_work(m, loops[0].elements * 2.0)) for s in range(len(loops))),

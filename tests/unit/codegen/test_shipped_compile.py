@@ -152,10 +152,13 @@ def check(outcome: Outcome, case: Case) -> None:
         assert outcome.shared_bytes <= CONSUMER_SHARED
         # Six registers at the most, of head_dim 96 with a window.
         assert outcome.stack_bytes <= 24
+    if case.module.startswith("triton_few_bwd"):
+        # Addresses and sums around the products of a step, which waits for memory.
+        assert outcome.stack_bytes <= 720
     if case.module.startswith("hopper_bwd"):
-        # Six registers at the most, twelve with a window; at head_dim 64, where K and V are held, Triton 3.9 spills in the loop.
+        # Ten registers at the most, twelve with a window; at head_dim 64, where K and V are held, Triton 3.9 spills in the loop.
         window = case.module.endswith("_window")
-        most = (248 if window else 216) if "_d64_" in case.module and case.release == NEWEST else 48 if window else 24
+        most = (248 if window else 216) if "_d64_" in case.module and case.release == NEWEST else 48 if window else 40
         if "_d192_128_" in case.module:
             # Around the loop, and of P in float32 beside dP: rounded, P would lose dS of fp16 its small numbers.
             most = 144

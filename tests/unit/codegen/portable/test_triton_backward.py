@@ -358,6 +358,40 @@ REFUSED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def test_few_rows_are_told_from_many_and_need_no_terms(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from tilecast.kernels.launching import backward_launcher, terms_shape
+
+    path = tmp_path / "few.py"
+    path.write_text(source_of_few((64, 64)))
+    module = module_of(path)
+    q, k = torch.zeros(1, 6, 11, 64, dtype=torch.float16), torch.zeros(1, 1, 8, 64, dtype=torch.float16)
+    assert terms_shape(module, q) == (0,)
+    for launch in (module.launch, backward_launcher(module)):
+        with pytest.raises(ValueError, match="q: expected up to 64 rows of a key/value head, got 66"):
+            launch(q, k, k, q, torch.zeros(1, 6, 11), q, q, k, k, 0.125)
+        with pytest.raises(ValueError, match=re.escape("window: expected limits of at least -1 (none), got (-2, 0)")):
+            launch(q, k, k, q, torch.zeros(1, 6, 11), q, q, k, k, 0.125, -2, 0)
+
+
+@pytest.mark.parametrize(
+    ("variant", "problem", "machine", "text"),
+    [
+        (FewBackwardVariant(), Workload(1, 8, 8, 65, 512), "h200-sxm", "query rows of a key/value head needs 65 rows but the limit is 64"),
+        (FewBackwardVariant(), Workload(1, 8, 8, 8, 512), "a100", "is for Hopper's matrix unit"),
+        (FewBackwardVariant(warps=6), Workload(1, 8, 8, 8, 512), "h200-sxm", "warps must be 4 or 8, got 6"),
+        (FewBackwardVariant(stages=1), Workload(1, 8, 8, 8, 512), "h200-sxm", "stages must be 2 or more"),
+        (FewBackwardVariant(tile_n=96), Workload(1, 8, 8, 8, 512), "h200-sxm", "tile_n must be a power of two of at least 64"),
+        (FewBackwardVariant(stages=3), Workload(1, 8, 8, 64, 512, 256, 256), "h200-sxm", "shared memory"),
+        (FewBackwardVariant(tile_n=128, warps=4), Workload(1, 8, 8, 64, 512), "h200-sxm", "registers"),
+    ],
+)  # fmt: skip
+def test_few_rows_that_cannot_be_written_name_the_reason(variant, problem: Workload, machine: str, text: str) -> None:
+    verdict = writable(variant, problem, load_machine(machine))
+    assert not verdict.legal and text in verdict.sentence()
+
+
 @pytest.mark.parametrize("sentence", REFUSED)
 def test_launch_refuses_in_one_sentence(sentence: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")

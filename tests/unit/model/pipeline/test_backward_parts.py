@@ -1,4 +1,4 @@
-"""Parts of query heads: what the rule must never do, and that what is forecast is what generated files launch."""
+"""Parts of query heads and of keys, and chains of sums: what the rules must never do, and that what is forecast is what generated files launch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from tilecast.base.module_file import module_of
 from tilecast.codegen.shipping.ship import KERNELS
-from tilecast.model.backward import HOPPER_BACKWARD, TRITON_BACKWARD, build_backward
+from tilecast.model.backward import FEW_BACKWARD, HOPPER_BACKWARD, TRITON_BACKWARD, build_backward
+from tilecast.model.kernel.variants.fa3_backward import dq_chains
+from tilecast.model.kernel.variants.hopper.few_backward import FewBackwardVariant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 from tilecast.model.pipeline.backward.kernels import LoopKernel
-from tilecast.model.pipeline.backward.parts import parts_of, query_head_parts
+from tilecast.model.pipeline.backward.parts import part_keys, parts_of, query_head_parts
 from tilecast.model.training.launch import tiles_of
 
 H200 = load_machine("h200-sxm")
@@ -119,3 +121,105 @@ def test_programs_of_parts_are_more_and_shorter_and_their_sums_are_a_launch(fami
         else:
             assert keys.parts > 1 and made.launches[-1].name == "sum of parts"
             assert steps == pytest.approx(alone, rel=0.05)
+
+
+# --- keys of few rows, and chains ---------------------------------------------------------------------------------------
+
+
+def timed(table: str) -> dict[tuple[int, ...], dict[str, float]]:
+    """Problem -> what ran -> microseconds."""
+    found: dict[tuple[int, ...], dict[str, float]] = {}
+    with (MEASURED / table).open(newline="") as file:
+        for row in csv.DictReader(file):
+            names = ("batch", "heads_q", "heads_kv", "queries", "keys", "head_dim", "causal")
+            if row["us"]:
+                found.setdefault(tuple(int(row[name]) for name in names), {})[row["what"]] = float(row["us"])
+    return found
+
+
+@given(st.integers(1, 64), st.integers(1, 128), LENGTHS, st.sampled_from([64, 128]), st.sampled_from([64, 128, 256]))
+def test_every_part_has_keys(heads_kv, rows, seqlen_k, tile, columns) -> None:
+    keys = part_keys(heads_kv, rows, seqlen_k, tile, columns, 132)
+    parts = -(-seqlen_k // keys)
+    assert keys % tile == 0 and 1 <= parts <= 2 * 132
+    # As `plan` deals them: evenly, and none has none.
+    each = math.ceil(math.ceil(seqlen_k / parts) / tile) * tile
+    assert each <= keys and (parts - 1) * each < seqlen_k
+
+
+def test_parts_of_keys_are_near_the_best_of_those_measured() -> None:
+    """Sizes that were timed next to the rule's; one batch of the several that it takes the mean of."""
+    behind = []
+    for (_, heads_q, heads_kv, queries, keys, dim, _), found in timed("h200_backward_few.csv").items():
+        form = {64: "few bn64 w4 s3", 128: "few bn128 w8 s2"}.get(dim, "few bn64 w8 s2")
+        sizes = {int(name.rpartition("keys")[2]): us for name, us in found.items() if name.startswith(f"{form} keys")}
+        rows = heads_q // heads_kv * queries
+        if not sizes or rows > 64 or (dim == 128 and queries > 32):
+            continue
+        wide = 1 << (dim - 1).bit_length()
+        asked = part_keys(heads_kv, rows, keys, int(form[6:].split()[0]), wide, 132)
+        nearest = min(sizes, key=lambda size: abs(math.log(size / asked)))
+        behind.append(sizes[nearest] / min(sizes.values()) - 1)
+    assert len(behind) > 12
+    assert sum(behind) / len(behind) < 0.065 and max(behind) < 0.26
+
+
+def test_few_rows_are_as_fast_as_others_where_they_are_preferred() -> None:
+    for (_, heads_q, heads_kv, queries, keys, dim, _), found in timed("h200_backward_few.csv").items():
+        few = [us for name, us in found.items() if name.startswith("few")]
+        if heads_q // heads_kv * queries <= 64 and (queries <= 32 or dim == 64 or (dim == 128 and keys <= 128)):
+            assert min(few) < found["others"], (heads_q, heads_kv, queries, keys, dim)
+
+
+@given(st.integers(1, 128), st.integers(1, 5000), st.integers(1, 600))
+def test_chains_have_eight_blocks_and_many_heads_or_steps_have_one(heads, steps, blocks) -> None:
+    chains = dq_chains(heads, steps, blocks)
+    assert chains == 1 or 8 * chains <= blocks
+    if 2 * heads * (steps + 2) > 264:
+        assert chains == 1
+
+
+def test_chains_are_near_the_best_of_those_measured() -> None:
+    """But in a batch that fills the SMs anyway, which the rule must not ask for: four chains for each of 16 sequences of 8 heads."""
+    behind = {}
+    for (batch, heads_q, heads_kv, queries, keys, dim, causal), found in timed("h200_backward_chains.csv").items():
+        group, tile = heads_q // heads_kv, 128 if dim == 64 else 64
+        parts = query_head_parts(group, heads_kv, queries, keys, -1, 0 if causal else -1, 128, 96, 0.0, 132)
+        steps = -(-queries // tile) * -(-group // parts)
+        asked = dq_chains(heads_kv * parts, steps, -(-keys // 128))
+        counts = {int(name.rpartition(" ")[2]): us for name, us in found.items() if name.startswith("chains")}
+        nearest = min(counts, key=lambda count: abs(math.log(count / asked)))
+        behind[batch, heads_q, queries, keys] = counts[nearest] / min(counts.values()) - 1
+        assert asked > 1 or counts[1] <= 1.05 * found["before"]
+    assert behind.pop((16, 8, 128, 4096)) < 0.26
+    assert sum(behind.values()) / len(behind) < 0.03 and max(behind.values()) < 0.2
+
+
+@pytest.mark.parametrize(
+    "module", ["triton_few_bwd_d64", "triton_few_bwd_d256", "hopper_bwd_d64_full", "hopper_bwd_d128_causal"]
+)
+def test_generated_files_ask_these_rules(module: str) -> None:
+    pytest.importorskip("triton")
+    loaded = module_of(KERNELS / "generated" / f"{module}.py")
+    for heads, size in ((1, 70), (2, 900), (8, 28881)):
+        if hasattr(loaded, "part_keys"):
+            asked = heads, 28, size, 64, 128, 132
+            assert loaded.part_keys(*asked) == part_keys(*asked)
+        else:
+            assert loaded.dq_chains(heads, 3, size) == dq_chains(heads, 3, size)
+
+
+def test_few_rows_read_keys_once_and_sums_of_their_parts_are_a_launch() -> None:
+    work = Workload(2, 14, 2, 4, 28881)
+    made = build_backward(work, FewBackwardVariant(), H200)
+    (main,) = made.loops
+    tiles, heads = tiles_of(main, work)
+    parts = heads // (2 * 2)
+    assert tiles.count == 1 and parts > 20
+    assert 28881 / 64 <= tiles.total_iterations * parts < 1.2 * 28881 / 64
+    assert main.row_bytes == 4 * 128 * 2 * 2 / 2
+    assert [k.name for k in made.launches] == ["gradients", "sum of dQ"]
+    assert made.launches[1].read_bytes == parts * 2 * 2 * 28 * 128 * 4
+    assert [
+        k.name for k in build_backward(Workload(24, 14, 2, 8, 8), FEW_BACKWARD.chosen(work, H200), H200).launches
+    ] == ["gradients"]
