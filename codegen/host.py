@@ -75,11 +75,10 @@ class Host:
     @property
     def columns_text(self) -> str:
         """What a docstring says of fewer columns."""
-        return (
-            "\n    Or q and k, or v and out, with fewer columns, a multiple of 8: the copy engine brings zeros."
-            if self.narrower
-            else ""
-        )
+        if not self.narrower:
+            return ""
+        zeros = ": the copy engine brings zeros" if self.described else ""
+        return f"\n    Or q and k, or v and out, with fewer columns, a multiple of 8{zeros}."
 
     @property
     def refuse_window(self) -> tuple[str, ...]:

@@ -127,7 +127,7 @@ def attention(
 
     Rows that see no key give zeros and an lse of -inf.  Output memory follows q: heads innermost where q's are.
     Bit-for-bit deterministic, gradients too unless asked otherwise, and what one sequence gets does not depend on the rest of the batch: kernels are chosen by
-    facts of one sequence (for few queries on many keys, short sequences and gradients also its heads) and add in a fixed order.
+    facts of one sequence (for few queries, short sequences and gradients also its heads) and add in a fixed order.
 
     Raises AttentionError (a ValueError) for calls that make no sense, UnsupportedError (also a NotImplementedError) for
     what no shipped kernel does.
@@ -301,9 +301,9 @@ def _forward(
     asked = q, k, v
     q, k, v = readable(q), readable(k), readable(v)
     arguments: tuple[Any, ...] = (q, k, v, out, lse, scale)
-    started: Any
-    if few_rows.attend(q, k, v, out, lse, scale, left, right):
-        started, arguments = few_rows.started, (*arguments, left, right)
+    started: Any = few_rows.attend(q, k, v, out, lse, scale, left, right)
+    if started is not None:
+        arguments = (*arguments, left, right)
     else:
         if windowed:
             arguments = (*arguments, left, right)

@@ -16,7 +16,8 @@ The index is a JSON list, one object per kernel module, written by the generator
      "taller": {"module": "...", "time": 0.82}, optional: a kernel of taller tiles with the same bits, which runs where its rounds of tiles
                                           take less, and the time of a tile of this one over one of it
      "triton_min": [3, 9],                optional: the first Triton release that compiles it
-     "pass": "bwd",                       optional, "fwd": attention, its gradients ("bwd"), or the serving step ("serve")
+     "pass": "bwd",                       optional, "fwd": attention, its gradients ("bwd"), the serving step ("serve"), or attention of short
+                                          sequences ("short")
      "cache": "e4m3",                     optional, of serving kernels: what K and V are; "" (as q) or bytes of e4m3
      "forecast": {...},                   optional: for people; not read here
      "preference": 10}                    higher wins
@@ -26,7 +27,8 @@ with -1 for no limit, and ``plan``, which `launching.launcher` asks once for a s
 float32 (batch, heads_q, seqlen_q) or None.  A backward module provides ``launch(q, k, v, out, lse, dout, dq, dk, dv, scale,
 window_left, window_right, dlse, terms)`` and its ``plan`` (`launching.backward_launcher`), ``workspaces(terms)`` where it
 needs more, and ``PIECES`` where its terms are pieces (`launching.terms_shape`).  A serving module provides ``launch``, ``plan`` and
-``scratch`` (`serving.launching`); its lengths are rows of a sequence, queries * heads_q / heads_kv, and its mask is a window.
+``scratch`` (`serving.launching`); its lengths are rows of a sequence, queries * heads_q / heads_kv, and its mask is a window.  So are those of a
+module for short sequences, whose ``launch`` and ``plan`` are a window module's; `serving.few_rows` says what goes there.
 
 Among the kernels that cover a problem the highest preference wins, then the narrower mask, then the narrower heads, then the module name.  Only
 facts of one sequence, or of the model as key heads are, enter the choice (never the batch), so what a sequence gets does not
@@ -57,7 +59,7 @@ NO_LIMIT = 2**62
 
 _REQUIRED = ("module", "family", "capability", "head_dim_qk", "head_dim_v", "mask", "dtypes", "preference")
 _OPTIONAL = ("head_dim_min", "seqlen_q_min", "seqlen_q_max", "seqlen_k_max", "rows_max", "taller", "triton_min", "pass", "cache", "forecast")  # fmt: skip
-PASSES = ("fwd", "bwd", "serve")
+PASSES = ("fwd", "bwd", "serve", "short")
 CACHES = ("", "e4m3")
 #: Names a family whose kernels go first.
 FAMILY_VARIABLE = "TILECAST_FAMILY"
@@ -101,7 +103,7 @@ class Entry(Shipped):
     seqlen_k_max: int = NO_LIMIT
     #: Query rows of the heads that share a key/value head up to which it computes a sequence.
     rows_max: int = NO_LIMIT
-    #: "bwd" for gradients, "serve" for packed and paged batches.
+    #: "bwd" for gradients, "serve" for packed and paged batches, "short" for short sequences.
     direction: str = "fwd"
     #: Of serving kernels, what K and V are: "", as q, or "e4m3".
     cache: str = ""
@@ -249,6 +251,11 @@ def shipped_serving() -> tuple[Entry, ...]:
     return _of_pass("serve")
 
 
+def shipped_short() -> tuple[Entry, ...]:
+    """The same of kernels for short sequences."""
+    return _of_pass("short")
+
+
 @functools.cache
 def _of_pass(direction: str) -> tuple[Entry, ...]:
     return tuple(e for e in _of_both() if e.direction == direction)
@@ -266,7 +273,7 @@ def usable(entries: tuple[Entry, ...], triton: tuple[int, int] | None, family: s
 
     Raises RegistryError for a family that has no kernel.
     """
-    known = {e.family for e in entries if e.direction in ("fwd", "serve")}
+    known = {e.family for e in entries if e.direction != "bwd"}
     asked = preferring(entries, family, known, FAMILY_VARIABLE)
     return tuple(e for e in asked if triton is None or triton >= e.triton_min)
 

@@ -21,6 +21,7 @@ from tilecast.codegen.generate import forecast_of, generate
 from tilecast.codegen.hopper import narrowing
 from tilecast.codegen.portable.append import generate_append
 from tilecast.codegen.portable.quantize import generate_quantize
+from tilecast.codegen.portable.short import generate_short
 from tilecast.codegen.render import format_source
 from tilecast.codegen.serving import generate_serving
 from tilecast.model.append import parse_append
@@ -28,6 +29,7 @@ from tilecast.model.backward import find_backward, parse_backward
 from tilecast.model.families import find_family, parse_variant
 from tilecast.model.forecast.predict import Prediction, predict
 from tilecast.model.kernel.variants.append import AppendVariant
+from tilecast.model.kernel.variants.fa2 import Fa2Variant
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
@@ -76,6 +78,11 @@ class Shipped:
 def read_list(path: Path = LIST) -> tuple[Shipped, ...]:
     """The forward kernels of the list, in its order."""
     return tuple(_shipped(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["kernel"])
+
+
+def read_short_list(path: Path = LIST) -> tuple[Shipped, ...]:
+    """The forward kernels of the list for short sequences, in its order."""
+    return tuple(_shipped(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["short"])
 
 
 def read_backward_list(path: Path = LIST) -> tuple[Shipped, ...]:
@@ -159,6 +166,22 @@ def files(version: str) -> Iterator[tuple[Path, str]]:
         serving.append(
             f"| `{kernel.module}.py` | {_purpose_of_rows(kernel)} | {_devices(kernel)} | `{kernel.variant}` |"
         )
+    short_ones = []
+    for kernel in read_short_list():
+        chosen = parse_variant(f"family=fa2,{kernel.variant}")
+        assert isinstance(chosen, Fa2Variant)
+        yield (
+            Path("generated") / f"{kernel.module}.py",
+            generate_short(
+                kernel.workload, load_machine(kernel.machine), chosen, version, narrower="head_dim_min" in kernel.facts
+            ),
+        )
+        index.append(
+            {"module": kernel.module, "family": kernel.family, "pass": "short", "dtypes": ["bf16", "fp16"], **kernel.facts, "mask": "window"}
+        )  # fmt: skip
+        short_ones.append(
+            f"| `{kernel.module}.py` | {_purpose_of_rows(kernel)} on up to {kernel.facts['seqlen_k_max']} keys | {_devices(kernel)} | `{kernel.variant}` |"
+        )
     for kernel in read_append_list():
         given_append = parse_append(kernel.variant, AppendVariant())
         # No index has them: there is one for each kind of cache, on every device.
@@ -179,7 +202,7 @@ def files(version: str) -> Iterator[tuple[Path, str]]:
     yield from (
         (Path(f"{source.__name__.rpartition('.')[2]}.py"), getsource(source)) for source in (narrowing, assembling)
     )
-    yield Path("README.md"), _page(lines, backward, serving, gemm_rows())
+    yield Path("README.md"), _page(lines, short_ones, backward, serving, gemm_rows())
 
 
 def _measured() -> dict[str, dict[str, str]]:
@@ -235,8 +258,8 @@ def _needs(kernel: Shipped) -> str:
     return f"; Triton {'.'.join(map(str, least))} or newer" if isinstance(least, list) else ""
 
 
-def _page(lines: list[str], backward: list[str], serving: list[str], gemm: list[str]) -> str:
-    rows, gradients, steps, products = ("\n".join(part) for part in (lines, backward, serving, gemm))
+def _page(lines: list[str], short: list[str], backward: list[str], serving: list[str], gemm: list[str]) -> str:
+    rows, few, gradients, steps, products = ("\n".join(part) for part in (lines, short, backward, serving, gemm))
     return f"""# Kernels that ship
 
 Written by `make kernels` from [`codegen/shipped.toml`](../codegen/shipped.toml), this page included; edit that list or the
@@ -267,6 +290,15 @@ are made for an A100 and forecast there; an H200 runs them, but not at that figu
 | file | for | seqlen | forecast | measured |
 |---|---|---|---|---|
 {rows}
+
+## Short sequences
+
+`triton_short_*`: plain Triton with pointers, for few queries on few keys under any mask.  A program has one small tile, whose rows are those of the query
+heads that share a key head, and an SM has several programs; nothing is set up before the first copy.  Nothing forecasts them yet.
+
+| file | for | compute capability | variant |
+|---|---|---|---|
+{few}
 
 ## Backward passes
 

@@ -1,4 +1,5 @@
-"""`tilecast.attention` of few queries, on the serving kernels: they split the keys, and rows of a group share a tile.
+"""`tilecast.attention` of few queries, on the serving kernels, which split the keys, or on those of short sequences; of both a tile's rows are
+those of a group of heads.
 
 Which kernel runs, and how it splits, depends on the lengths of a sequence and its heads alone, never on the batch, but where others give the
 same bits: the bits of a result do not either.
@@ -13,8 +14,10 @@ from typing import Any
 
 from tilecast.kernels import registry
 from tilecast.kernels.errors import UnsupportedError
+from tilecast.kernels.selection import DTYPE_NAMES, capability_of
 from tilecast.kernels.serving import operator
 from tilecast.kernels.serving.launching import start_all
+from tilecast.kernels.starting import on_device
 
 #: Most queries and most rows (queries of all heads that share a key head) that go there whatever becomes of them, and fewest keys.
 QUERIES, ROWS, KEYS = 16, 128, 512
@@ -27,39 +30,80 @@ SMS, DENSE_TILE, LONG_TILE, LONG_COLUMNS = 132, 128, 192, 96
 #: Queries from which on their tiles are two thirds full at least, and how many times as many rows they must have as tiles that a group
 #: shares, which cost more for each row (data/measured/h200_short_groups.csv).
 FULL_QUERIES, EMPTIER = 256, 1.5
-#: Keys that are one block of every kernel, whose results then have the same bits; rounds of tiles of a head of its own on all SMs that are over
+#: Keys that are one block of every kernel; those of Hopper then have the same bits, and rounds of tiles of a head of its own on all SMs are over
 #: before those which a group shares (data/measured/h200_short_shared.csv).
 BLOCK, ROUNDS = 64, 4
+#: Rows of a tile of kernels of short sequences, and how many times as many there may be as of a head's own; the same where keys are one block, of
+#: heads of up to so many columns (data/measured/h200_short_forms.csv, h200_short_sequences.csv).
+SHORT_TILE, MORE_TILES, MORE_OF_BLOCK, BLOCK_COLUMNS = 64, 1.25, 1.5, 128
+#: Most rows that a kernel for decoding takes in one tile: where there are kernels of short sequences, it has what keys are more than these take.
+DECODED_ROWS = 16
 _NO_LISTS = (None,) * 8
-#: (device index, dtype, head_dim, head_dim_v) for which there is no kernel.
+#: (device index, dtype, head_dim, head_dim_v) for which there is no serving kernel, and those of short sequences for others.
 _without: set[Any] = set()
+_short_kernels: dict[Any, tuple[tuple[int, int, int, Any], ...]] = {}
 
 
-def attend(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, left: int, right: int) -> bool:
-    """Write ``out`` and ``lse`` (None: not asked for) if the problem is one of these; whether it was.
+def attend(
+    q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, left: int, right: int
+) -> Callable[..., Any] | None:
+    """Write ``out`` and ``lse`` (None: not asked for) if the problem is one of these.
 
-    (batch, heads, seqlen, head_dim) tensors whose rows start at 16 bytes; masks as `registry.reduce_mask` gives them.
+    (batch, heads, seqlen, head_dim) tensors whose rows start at 16 bytes; masks as `registry.reduce_mask` gives them.  Returns what makes of
+    the same arguments what was just done, for other tensors like these: (q, k, v, out, lse) -> None, which keeps no tensor, or None where
+    there is nothing to launch; None if the problem is none of these.
     """
     seqlen_q, seqlen_k, heads = q.shape[2], k.shape[2], q.shape[1]
-    few = seqlen_q <= QUERIES and seqlen_k >= KEYS and seqlen_q * (heads // k.shape[1]) <= ROWS
+    rows = seqlen_q * (heads // k.shape[1])
+    few = seqlen_q <= QUERIES and seqlen_k >= KEYS and rows <= ROWS
     long = seqlen_q * heads <= PARTED_ROWS and seqlen_k >= PARTED_KEYS
     short = seqlen_q < FULL_QUERIES and heads > k.shape[1]
-    if not (few or long or short):
-        return False
+    small = seqlen_k <= KEYS and not few
+    if not (few or long or short or small):
+        return None
     kind = q.get_device(), q.dtype, q.shape[3], v.shape[3]
+    kernels = _short_ones(q, kind) if small else ()
+    if kernels and _hardly_more(q, k):
+        for least, most, keys, launch in kernels:
+            if least <= rows <= most and seqlen_k <= keys:
+                launch(q, k, v, out, lse, scale, left, right)
+                return launch.started  # type: ignore[no-any-return]
+    decoded = bool(kernels) and rows <= DECODED_ROWS
     if kind in _without or not _wanted():
-        return False
-    q, k, v, rows = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), out.transpose(1, 2)
+        return None
+    served = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     try:
-        if not (
-            few or (short and _emptier(q, k, v) and not _at_once(q, k)) or (long and _parted(q, k, v, left, right))
-        ):
-            return False
-        operator.into(q, k, v, rows, lse, _NO_LISTS, scale, 0.0, seqlen_q, seqlen_k, (left, right))
+        shared = few or decoded or (short and _emptier(*served) and not _at_once(*served[:2]))
+        if not (shared or (long and _parted(*served, left, right))):
+            return None
+        operator.into(*served, out.transpose(1, 2), lse, _NO_LISTS, scale, 0.0, seqlen_q, seqlen_k, (left, right))
     except UnsupportedError:
         _without.add(kind)
-        return False
-    return True
+        return None
+    return started
+
+
+def _short_ones(q: Any, kind: tuple[Any, ...]) -> tuple[tuple[int, int, int, Any], ...]:
+    """(fewest rows, most rows, most keys, launch) of the kernels of short sequences for q's device and tensors of such a ``kind``."""
+    found = _short_kernels.get(kind)
+    if found is None:
+        entries: tuple[registry.Entry, ...] = ()
+        if isinstance(capability := capability_of(q.device.type, kind[0]), tuple):
+            known = tuple(entry for entry in registry.shipped_short() if _asked(entry.family))
+            entries = registry.candidates(capability, DTYPE_NAMES[q.dtype], kind[2], kind[3], "window", known)
+        found = _short_kernels[kind] = tuple(
+            (e.seqlen_q_min, e.seqlen_q_max, e.seqlen_k_max, on_device(registry.launcher(e), kind[0])) for e in entries
+        )
+    return found
+
+
+def _hardly_more(q: Any, k: Any) -> bool:
+    """Whether tiles of kernels of short sequences, which a group shares, are hardly more than those of a head of its own."""
+    _, heads, queries, columns = q.shape
+    _, heads_kv, keys, _ = k.shape
+    shared = -(-queries * (heads // heads_kv) // SHORT_TILE) * heads_kv
+    more = MORE_OF_BLOCK if keys <= BLOCK and columns <= BLOCK_COLUMNS else MORE_TILES
+    return bool(shared <= more * -(-queries // DENSE_TILE) * heads)
 
 
 def _emptier(q: Any, k: Any, v: Any) -> bool:
@@ -88,7 +132,7 @@ def _parted(q: Any, k: Any, v: Any, left: int, right: int) -> bool:
 def started(
     q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, left: int, right: int
 ) -> Callable[..., None] | None:
-    """What `attend` has just done, for other tensors like these: (q, k, v, out, lse) -> None; it keeps no tensor."""
+    """What `attend` has just done by a serving kernel, for other tensors like these."""
     rows = [x.transpose(1, 2) for x in (q, k, v, out)]
     starts = operator.launches((*rows, lse, *_NO_LISTS), scale, 0.0, q.shape[2], k.shape[2], (left, right))
 
@@ -102,5 +146,9 @@ def started(
 @functools.cache
 def _wanted() -> bool:
     """Whether the user asked for no family that has no serving kernels; read once, as the registry does."""
-    family = os.environ.get(registry.FAMILY_VARIABLE, "")
-    return not family or any(entry.family == family for entry in registry.shipped_serving())
+    return any(_asked(entry.family) for entry in registry.shipped_serving())
+
+
+def _asked(family: str) -> bool:
+    """Whether the user asked for no family, or for this one."""
+    return os.environ.get(registry.FAMILY_VARIABLE, "") in ("", family)

@@ -112,15 +112,22 @@ def test_accuracy_of_short_sequences_whose_heads_share_tiles(dims, lengths, mask
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("lengths", [(22, 22), (50, 50), (64, 64), (200, 64), (17, 3), (3, 1)], ids=str)
-@pytest.mark.parametrize("dims", [*DIMS, (80, 80)], ids=str)
-def test_same_bits_whether_heads_share_tiles_or_not(dims, lengths, mask) -> None:
-    """Where keys are one block the number of tiles in the batch decides."""
-    q, k, v = inputs(17, 32, 2, *lengths, *dims, torch.bfloat16)
+@pytest.mark.parametrize(
+    "lengths", [(1, 1), (7, 7), (2, 40), (50, 50), (256, 64), (20, 130), (60, 256), (9, 511), (5, 3)], ids=str
+)
+@pytest.mark.parametrize("heads", [(32, 2), (5, 5)], ids=str)
+@pytest.mark.parametrize("dims", [*DIMS, (80, 80), (248, 248), (40, 24)], ids=str)
+def test_accuracy_and_bits_of_short_sequences(dims, heads, lengths, mask) -> None:
+    """Short sequences have kernels of their own on Hopper."""
+    q, k, v = inputs(7, *heads, *lengths, *dims, torch.float16 if lengths[1] % 2 else torch.bfloat16)
     window = window_of(mask, max(lengths))
-    out, lse = attention(q, k, v, window=window, return_lse=True)
+    out, lse = check(q, k, v, window)
     few, its_lse = attention(q[5:7], k[5:7], v[5:7], window=window, return_lse=True)
     assert torch.equal(bits(few), bits(out[5:7])) and torch.equal(its_lse, lse[5:7])
+    turned, sums = attention(
+        *(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)), window=window, return_lse=True
+    )
+    assert torch.equal(bits(turned), bits(out)) and torch.equal(sums, lse)
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -238,8 +245,8 @@ def test_memory_around_the_tensors_is_neither_read_nor_written(dims, mask, lengt
     d, dv = dims
     window = window_of(mask, max(lengths))
     q, k, v = inputs(2, 4, 2, *lengths, d, dv, torch.bfloat16)
-    entry = kernel_for(q, k, v, window)
-    expected, expected_lse = attention(q, k, v, window=window, return_lse=True)
+    here, (_, left, right) = torch.cuda.get_device_capability(), registry.reduce_mask(*window, *lengths)
+    shorts = registry.candidates(here, "bf16", d, dv, "window", registry.shipped_short())
 
     def framed(tensor_shape):
         batch, heads, seqlen, width = tensor_shape
@@ -252,16 +259,17 @@ def test_memory_around_the_tensors_is_neither_read_nor_written(dims, mask, lengt
         _, view = framed(tensor.shape)
         view.copy_(tensor)
         views.append(view)
-    frame, out = framed((2, 4, lengths[0], dv))
-    sums = torch.full((expected_lse.numel() + 64,), math.nan, device="cuda")
-    lse = sums[32:-32].view(expected_lse.shape)
-    _, left, right = registry.reduce_mask(*window, *lengths)
-    arguments = (*views, out, lse, d**-0.5)
-    registry.launcher(entry)(*(arguments + ((left, right) if entry.mask == "window" else ())))
-    assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
-    out.view(torch.int16).fill_(POISON)
-    assert (frame.view(torch.int16) == POISON).all()
-    assert sums[:32].isnan().all() and sums[-32:].isnan().all()
+    for entry in (kernel_for(q, k, v, window), *shorts):
+        launch, limits = registry.launcher(entry), (left, right) if entry.mask == "window" else ()
+        expected, expected_lse = q.new_empty(2, 4, lengths[0], dv), torch.empty(q.shape[:3], device="cuda")
+        launch(q, k, v, expected, expected_lse, d**-0.5, *limits)
+        frame, out = framed((2, 4, lengths[0], dv))
+        sums = torch.full((expected_lse.numel() + 64,), math.nan, device="cuda")
+        launch(*views, out, lse := sums[32:-32].view(expected_lse.shape), d**-0.5, *limits)
+        assert torch.equal(out, expected) and torch.equal(lse, expected_lse), entry.module
+        out.view(torch.int16).fill_(POISON)
+        assert (frame.view(torch.int16) == POISON).all(), entry.module
+        assert sums[:32].isnan().all() and sums[-32:].isnan().all(), entry.module
 
 
 # --- what must not change the result ---------------------------------------------------------------------------
@@ -451,24 +459,23 @@ def test_compute_sanitizer_finds_nothing() -> None:
 # --- every kernel, also those that a better one hides ----------------------------------------------------------
 
 
-def here():
+def here(shipped=registry.shipped):
     """Entries that run on this GPU; none without one (tests are collected everywhere)."""
     if not torch.cuda.is_available():
         return []
     return [
-        entry
-        for entry in registry.shipped()
-        if "bf16" in entry.dtypes and entry.runs_on(torch.cuda.get_device_capability())
+        entry for entry in shipped() if "bf16" in entry.dtypes and entry.runs_on(torch.cuda.get_device_capability())
     ]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
-@pytest.mark.parametrize("entry", here(), ids=lambda entry: entry.module)
+@pytest.mark.parametrize("entry", [*here(), *here(registry.shipped_short)], ids=lambda entry: entry.module)
 def test_every_kernel_at_odd_lengths(entry, dtype) -> None:
     launch = registry.launcher(entry)
     window = {"none": (-1, -1), "causal": (-1, 0), "window": (3, 2)}[entry.mask]
     for seqlen_q, seqlen_k in ((256, 256), (129, 129), (7, 7), (1, 1), (1, 300), (300, 130)):
-        if not entry.seqlen_q_min <= seqlen_q <= entry.seqlen_q_max:
+        # Which lengths a kernel of short sequences is given is not its own to say: it computes all.
+        if entry.direction == "fwd" and not entry.seqlen_q_min <= seqlen_q <= entry.seqlen_q_max:
             continue
         q, k, v = inputs(2, 4, 2, seqlen_q, seqlen_k, entry.head_dim_qk, entry.head_dim_v, dtype)
         expected, _ = exact(q, k, v, window)

@@ -28,6 +28,7 @@ from tilecast.codegen.shipping.ship import (
     read_list,
     read_quantize_list,
     read_serving_list,
+    read_short_list,
 )
 from tilecast.model.kernel.header import without_header
 
@@ -43,6 +44,7 @@ SHIPPED: dict[str, Shipped | ShippedGemm] = {
         *read_e4m3_list(),
         *read_append_list(),
         *read_quantize_list(),
+        *read_short_list(),
     )
 }
 #: A kernel's registry capability (or minimum) as targets of the compiler.
@@ -69,7 +71,7 @@ def portable(path, target):
 for line in sys.stdin:
     path, target = json.loads(line)
     try:
-        if load_source(path).TILECAST.get("pass") in ("bwd", "serve", "append", "quantize", "gemm", "copy"):
+        if load_source(path).TILECAST.get("pass") in ("bwd", "serve", "short", "append", "quantize", "gemm", "copy"):
             print(json.dumps(portable(path, target)), flush=True)
             continue
         code = compile_and_read(path, target)

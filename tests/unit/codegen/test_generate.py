@@ -152,7 +152,13 @@ def _tree(path: Path) -> ast.Module:
 
 
 def test_headers_read_back_without_importing() -> None:
-    others = (*ship.read_e4m3_list(), *ship.read_backward_list(), *ship.read_serving_list(), *ship.read_append_list())
+    others = (
+        *ship.read_e4m3_list(),
+        *ship.read_backward_list(),
+        *ship.read_serving_list(),
+        *ship.read_short_list(),
+        *ship.read_append_list(),
+    )
     for kernel in (*ship.read_list(), *others):
         path = ship.KERNELS / "generated" / f"{kernel.module}.py"
         text = path.read_text(encoding="utf-8")
@@ -167,7 +173,7 @@ def test_headers_read_back_without_importing() -> None:
 def test_the_index_has_the_forecasts() -> None:
     rows = json.loads((ship.KERNELS / "generated" / "index.json").read_text(encoding="utf-8"))
     forward = [row for row in rows if "pass" not in row]
-    others = (*ship.read_backward_list(), *ship.read_serving_list())
+    others = (*ship.read_backward_list(), *ship.read_serving_list(), *ship.read_short_list())
     assert [row["module"] for row in rows[len(forward) :]] == [kernel.module for kernel in others]
     for row, kernel in zip(forward, (*ship.read_list(), *ship.read_e4m3_list()), strict=True):
         assert row["forecast"]["workload"] == kernel.workload.label()

@@ -1,4 +1,4 @@
-"""Few queries over many keys go to the serving kernels: which, with what, and when not."""
+"""Few queries over many keys go to the serving kernels, short sequences to their own: which, with what, and when not."""
 
 from __future__ import annotations
 
@@ -113,6 +113,105 @@ def test_short_sequences_of_one_block_of_keys_have_tiles_of_their_own_while_sms_
         served.attention(q, k, v)
     assert [(call[0][0], call[4]) for call in served.served] == [(2, 65), (17, 64)]
     assert len(served.launched) == 2
+
+
+@pytest.fixture
+def short(served, monkeypatch):
+    """`served` on a Hopper GPU, where kernels of short sequences are; ``served.short`` lists (module, left, right) of their launches."""
+    from tilecast.kernels.fallback import sdpa_attention
+    from tilecast.kernels.serving import few_rows
+
+    others, calls = registry.launcher, []
+
+    def launcher(entry):
+        if entry.direction != "short":
+            return others(entry)
+
+        def launch(q, k, v, out, lse, scale, left, right):
+            calls.append((entry.module, left, right))
+            values, sums = sdpa_attention(q, k, v, scale, left, right, True)
+            out.copy_(values)
+            if lse is not None:
+                lse.copy_(sums)
+
+        launch.started = lambda q, k, v, out, lse, scale, left, right: (
+            lambda q, k, v, out, lse: launch(q, k, v, out, lse, scale, left, right)
+        )
+        return launch
+
+    monkeypatch.setattr(registry, "launcher", launcher)
+    monkeypatch.setattr(few_rows, "capability_of", lambda *_: (9, 0))
+    few_rows._short_kernels.clear()
+    served.short = calls
+    yield served
+    del served.short
+    few_rows._short_kernels.clear()
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "heads", "module"),
+    [
+        (1, 1, (14, 2), "triton_short_d64_few"),
+        (4, 64, (4, 1), "triton_short_d64_few"),
+        (5, 64, (4, 1), "triton_short_d64"),
+        (64, 64, (2, 2), "triton_short_d64"),
+        (65, 64, (2, 2), ""),  # 4 tiles, or 2
+        (186, 19, (24, 8), "triton_short_d64"),  # 72, or 48: of one block
+        (186, 65, (24, 8), ""),
+        (36, 512, (4, 1), "triton_short_d64"),  # 3 tiles, or 4
+        (128, 100, (5, 1), ""),  # 10, or 5
+        (36, 513, (4, 1), ""),
+        (64, 500, (2, 2), "triton_short_d64"),
+        (65, 500, (2, 2), ""),  # 4 tiles, or 2
+        (20, 600, (2, 2), ""),
+    ],
+)  # fmt: skip
+def test_short_sequences_have_kernels_of_their_own(short, torch, monkeypatch, rows, keys, heads, module) -> None:
+    from tilecast.kernels.serving import operator
+
+    monkeypatch.setattr(operator, "tiles", lambda q, k, v: (q.shape[1] * q.shape[2], 1))
+    q, k, v = problem(torch, rows, keys, heads)
+    for _ in range(2):  # the second call starts what the first one found
+        out, lse = short.attention(q, k, v, causal=True, return_lse=True)
+        want, sums = short.attention(q.double(), k.double(), v.double(), causal=True, return_lse=True, fallback="sdpa")
+        torch.testing.assert_close(out.double(), want, atol=0.01, rtol=0.01)
+        torch.testing.assert_close(lse.double(), sums.double(), atol=1e-3, rtol=1e-3)
+    # One query sees all keys: the cheapest mask has no limit.
+    assert short.short == ([(module, -1, -1 if rows == 1 else 0)] * 2 if module else [])
+    assert bool(short.launched) != bool(module) and not short.served
+
+
+def test_rows_of_one_tile_on_more_keys_than_their_kernel_takes_are_served(short, torch) -> None:
+    for rows, keys, heads in ((4, 129, (4, 1)), (16, 511, (2, 2)), (4, 128, (4, 1)), (17, 511, (2, 2))):
+        short.attention(*problem(torch, rows, keys, heads))
+    assert [call[3:5] for call in short.served] == [(4, 129), (16, 511)]
+    assert [name for name, *_ in short.short] == ["triton_short_d64_few", "triton_short_d64"]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 300])
+def test_kernels_of_short_sequences_do_not_depend_on_the_batch(short, torch, batch) -> None:
+    from tilecast.kernels.serving import few_rows
+
+    found = []
+    for rows, keys, heads in ((1, 1, (14, 2)), (30, 200, (8, 1)), (4, 300, (4, 1))):
+        q, k, v = (
+            torch.zeros(batch, h, n, 64).half() for h, n in ((heads[0], rows), (heads[1], keys), (heads[1], keys))
+        )
+        short.short.clear()
+        few_rows.attend(q, k, v, torch.zeros_like(q), None, 0.125, -1, -1)
+        found.append([name for name, *_ in short.short])
+    assert found == [["triton_short_d64_few"], ["triton_short_d64"], []]
+
+
+def test_a_family_asked_for_goes_before_kernels_of_short_sequences(short, torch, monkeypatch) -> None:
+    from tilecast.kernels.serving import few_rows
+
+    for family in ("hopper_ws", "triton_short"):
+        monkeypatch.setenv(registry.FAMILY_VARIABLE, family)
+        few_rows._wanted.cache_clear()
+        few_rows._short_kernels.clear()
+        short.attention(*problem(torch, 3, 3))
+        assert [name for name, *_ in short.short] == ([] if family == "hopper_ws" else ["triton_short_d64_few"])
 
 
 def test_more_queries_are_served_where_their_tiles_have_an_sm_each_and_others_would_not(

@@ -1,4 +1,4 @@
-"""The `triton` family: numerics in Triton's interpreter on a CPU, and what the compiler makes of it for each GPU.
+"""The `triton` and `triton_short` families: numerics in Triton's interpreter on a CPU, and what the compiler makes of it for each GPU.
 
 TRITON_INTERPRET counts when triton is imported, so the numerics run in one process of their own: this file as a script.
 They use fp16: the interpreter's bf16 tl.dot gives wrong numbers.
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from support.interpreter import environment, quicken
 from support.whole import sampled, whole
 
 from tilecast.base.module_file import module_of
+from tilecast.codegen.portable import short
 from tilecast.codegen.portable.forward import TEMPLATE, context
 from tilecast.codegen.render import render
 from tilecast.model.kernel.header import header_text
@@ -31,6 +32,8 @@ from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 
+#: The kernels by how their tiles come, and those of short sequences, whose rows are of all heads that share a key head.
+FORMS = (*LOADS, "short")
 #: Error allowed beside twice that of PyTorch's fp16 attention: the last place of an fp16 near 1/2.
 FLOOR = 2.0**-12
 
@@ -50,8 +53,15 @@ def source(
     )
     scheduler = "grid" if mask == "none" else "longest-first"
     variant = Fa2Variant(tile_m=tile[0], tile_n=tile[1], warps=warps, kv_stages=stages, scheduler=scheduler)
-    kernel = context(variant, workload, load_machine(machine), loads)
     header = header_text({"family": "fa2", "mask": mask, "workload": workload.as_dict()})
+    if loads == "short":
+        # Heads of widths that no kernel has go to one of the next power of two.
+        narrower = bool({*dims} & {40, 72, 248})
+        columns = [1 << (n - 1).bit_length() if narrower else n for n in dims]
+        wide = replace(workload, head_dim_qk=columns[0], head_dim_v=columns[1])
+        kernel = short.context(replace(variant, tile_m=16), wide, narrower)
+        return render(short.TEMPLATE, {"k": kernel, "header": header})
+    kernel = context(variant, workload, load_machine(machine), loads)
     return render(TEMPLATE, {"k": kernel, "header": header})
 
 
@@ -85,6 +95,11 @@ class Case:
         return f"d{self.dims[0]}_{self.dims[1]}_{self.mask}_{self.loads}.py"
 
     @property
+    def limits(self) -> tuple[int, int]:
+        """The window that `launch` is told: kernels of short sequences know no other mask."""
+        return (-1, 0) if self.loads == "short" and self.mask == "causal" else self.window
+
+    @property
     def factor(self) -> float:
         return 1.0 / math.sqrt(self.dims[0]) if self.scale is None else self.scale
 
@@ -94,19 +109,23 @@ def cases() -> list[Case]:
     for mask in ("none", "causal", "window"):
         window = (20, 5) if mask == "window" else (-1, -1)
         for dims in ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256)):
-            for loads in LOADS:
+            for loads in FORMS:
                 found.append(Case(dims, mask, (33, 97), window=window, loads=loads))
         for seqlens in ((1, 127), (7, 7), (127, 127), (129, 129), (129, 7)):
-            for loads in LOADS:
+            for loads in FORMS:
                 found.append(Case((64, 64), mask, seqlens, window=window, loads=loads))
         for heads in ((2, 2), (4, 1), (8, 1)):
-            for loads in LOADS:
+            for loads in FORMS:
                 found.append(Case((64, 64), mask, (20, 37), heads=heads, window=window, loads=loads, batch=2))
+        # Of short sequences: several tiles of rows, and heads of fewer columns than the kernel.
+        for dims in ((40, 40), (72, 128), (248, 248)):
+            found.append(Case(dims, mask, (9, 97), heads=(6, 2), window=window, loads="short", batch=2))
+        found.append(Case((64, 64), mask, (5, 23), heads=(21, 3), window=window, loads="short", batch=2))
         for scale in (0.3, 1e-44):
             found.append(Case((64, 64), mask, (20, 37), window=window, scale=scale))
     for window in ((0, 0), (1, 0), (0, 40), (-1, 3), (17, -1), (-1, -1), (2**31 - 1, 2**31 - 1), (500, 0)):
         for seqlens in ((33, 100), (100, 33)):
-            found.append(Case((64, 64), "window", seqlens, window=window))
+            found += [Case((64, 64), "window", seqlens, window=window, loads=form) for form in ("pointers", "short")]
     return sampled(found)
 
 
@@ -169,12 +188,12 @@ def numbers(case: Case, folder: Path) -> dict[str, Any]:
     storage, out = padded(batch, heads_q, rows, case.dims[1])
     lse_storage = torch.full((batch * heads_q * rows + 64,), math.nan)
     lse = lse_storage[: batch * heads_q * rows].view(batch, heads_q, rows)
-    module.launch(q, k, v, out, lse, case.factor, *case.window)
+    module.launch(q, k, v, out, lse, case.factor, *case.limits)
     expected, expected_lse = reference(case, q, k, v)
     seen = visible(case).any(1)
     theirs = peer(case, q, k, v)
     again = torch.full_like(out, 7.0)
-    module.launch(q, k, v, again, None, case.factor, *case.window)
+    module.launch(q, k, v, again, None, case.factor, *case.limits)
     inside = torch.zeros_like(storage, dtype=torch.bool)
     inside[:batch, :rows, :, : case.dims[1]] = True
     finite = (lse - expected_lse)[:, :, seen].abs()
@@ -199,7 +218,7 @@ def isolation(mask: str, loads: str, folder: Path) -> dict[str, Any]:
 
     def run(q: Any, k: Any) -> Any:
         out = torch.empty(1, 2, 50, 64, dtype=torch.float16)
-        module.launch(q, k, v, out, None, case.factor, *case.window)
+        module.launch(q, k, v, out, None, case.factor, *case.limits)
         return out
 
     clean = run(q, k)
@@ -222,7 +241,7 @@ def main(folder: Path) -> None:
     quicken()
     work: dict[str, Callable[[], dict[str, Any]]] = {case.name: partial(numbers, case, folder) for case in cases()}
     for mask in ("none", "causal", "window"):
-        for loads in LOADS:
+        for loads in FORMS:
             work[f"isolation-{mask}-{loads}"] = partial(isolation, mask, loads, folder)
     results: dict[str, Any] = {}
     for name, run_case in work.items():
@@ -258,7 +277,7 @@ def test_numerics_in_the_interpreter(case: Case, results: dict[str, Any]) -> Non
     assert got["untouched"], "wrote outside out or lse"
 
 
-@pytest.mark.parametrize("loads", LOADS)
+@pytest.mark.parametrize("loads", FORMS)
 @pytest.mark.parametrize("mask", ["none", "causal", "window"])
 def test_nan_and_inf_stay_in_the_rows_that_see_them(mask: str, loads: str, results: dict[str, Any]) -> None:
     got = results[f"isolation-{mask}-{loads}"]

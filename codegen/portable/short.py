@@ -1,0 +1,134 @@
+"""What the template of the `triton_short` family needs to know: a forward of short sequences in plain Triton.
+
+Python decides here, `templates/triton_short.py.j2` only writes.  A tile's rows are those of the query heads that share a key
+head, so that few queries fill it; a program has one tile and few registers, so that an SM has many programs.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass, replace
+
+from tilecast.codegen.gluon import in_lines
+from tilecast.codegen.host import WINDOW_STATEMENTS, Host
+from tilecast.codegen.masks import keys_seen
+from tilecast.codegen.portable import forward as triton_portable
+from tilecast.codegen.render import render
+from tilecast.model.kernel.header import dims_text, header_text
+from tilecast.model.kernel.variant import variant_text
+from tilecast.model.kernel.variants.fa2 import Fa2Variant, writable
+from tilecast.model.kernel.verdict import VariantError
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+
+TEMPLATE, FAMILY = "triton_short.py.j2", "triton_short"
+#: Targets that the kernels run on.
+TARGETS = triton_portable.targets(False)
+_POINTERS = ("q_ptr", "k_ptr", "v_ptr", "out_ptr", "lse_ptr")
+_STRIDES = tuple(f"stride_{tensor}{axis}" for tensor in "qkvo" for axis in "bhs")
+_SIZES = ("heads_kv", "group", "seqlen_q", "seqlen_k", "window_left", "window_right")
+#: What is None where heads have all columns, and where all keys are one block.
+_NONE_OR_NUMBERS = ("eighths_qk", "eighths_v", "several")
+_NUMBERS = "*(n // 8 for x in (q, k, v, out) for n in x.stride()[:3]), *sizes"
+
+
+@dataclass(frozen=True, slots=True)
+class ShortKernel:
+    """Everything `TEMPLATE` reads except the header, as ``k``."""
+
+    title: str
+    description: str
+    head_dim_qk: int
+    head_dim_v: int
+    tile_m: int
+    tile_n: int
+    warps: int
+    kv_stages: int
+    #: Whether heads may have fewer columns, a multiple of 8.
+    narrower: bool
+
+    @property
+    def columns_qk(self) -> int:
+        """Columns of tiles of Q and K: Triton's are powers of two."""
+        return 1 << (self.head_dim_qk - 1).bit_length()
+
+    @property
+    def columns_v(self) -> int:
+        """Columns of tiles of V and O."""
+        return 1 << (self.head_dim_v - 1).bit_length()
+
+    @property
+    def unspecialized(self) -> str:
+        """Numbers that the compiled code must not depend on."""
+        return "[" + ", ".join(f'"{name}"' for name in (*_STRIDES, *_SIZES, *_NONE_OR_NUMBERS)) + "]"
+
+    @property
+    def signature(self) -> str:
+        """The head of the kernel."""
+        names = (*_POINTERS, *_STRIDES, *_SIZES, *_NONE_OR_NUMBERS, "scale_log2")
+        return in_lines(", ".join(names), "def attention(", "):")
+
+    @property
+    def host(self) -> Host:
+        """The host side."""
+        host = Host("window", self.head_dim_qk, self.head_dim_v, (), _NUMBERS, described=False, narrower=self.narrower)
+        lines = (
+            *WINDOW_STATEMENTS,
+            "group = heads_q // heads_kv",
+            "programs = triton.cdiv(seqlen_q * group, TILE_M.value) * batch * heads_kv",
+            f"eighths = {_eighths(host.columns[0], self.columns_qk)}, {_eighths(host.columns[1], self.columns_v)}",
+            "several = seqlen_k if seqlen_k > TILE_N.value else None",
+            "sizes = (heads_kv, group, seqlen_q, seqlen_k, window_left, window_right, *eighths, several)",
+        )
+        return replace(host, statements=lines)
+
+
+def _eighths(columns: str, most: int) -> str:
+    """The expression of how many times 8 columns heads have, given that of their columns; None where they fill a tile's ``most``."""
+    if columns.isdecimal():
+        return "None" if int(columns) == most else str(int(columns) // 8)
+    return f"None if {columns} == {most} else {columns} // 8"
+
+
+def generate_short(
+    workload: Workload, machine: Machine, variant: Fa2Variant, version: str = "", *, narrower: bool = False
+) -> str:
+    """The source of the kernel of ``variant``, for any mask, with ``narrower`` also for heads of fewer columns; ``workload`` is what its
+    header names.
+
+    Raises VariantError, with what stands against it and the lever, for a variant that cannot be written.
+    """
+    verdict = writable(variant, workload, machine)
+    if not verdict.legal:
+        raise VariantError(f"{FAMILY} cannot write {workload.label()} for {machine.name}: {verdict.sentence()}")
+    header: dict[str, object] = {
+        "tilecast": version,
+        "family": FAMILY,
+        "machine": machine.name,
+        "targets": list(TARGETS),
+        "pass": "short",
+        "variant": variant_text(variant),
+        "workload": workload.as_dict(),
+    }
+    return render(TEMPLATE, {"k": context(variant, workload, narrower), "header": header_text(header)})
+
+
+def context(variant: Fa2Variant, workload: Workload, narrower: bool = False) -> ShortKernel:
+    """What the template reads of a variant that can be written."""
+    lines = [
+        keys_seen("window"),
+        f"A program owns {variant.tile_m} rows, the query heads of one key head for consecutive queries, and takes in "
+        f"{variant.tile_n} keys at a time; every block is masked, and where all keys are one block there is no loop.",
+        "Runs on any GPU from sm_80 on with triton and torch alone.  Generated by tilecast: regenerate it instead of editing it.",
+    ]
+    return ShortKernel(
+        title=f"Attention forward of short sequences for head_dim {dims_text(workload)} in plain Triton",
+        description=textwrap.fill("  ".join(lines), 120),
+        head_dim_qk=workload.head_dim_qk,
+        head_dim_v=workload.head_dim_v,
+        tile_m=variant.tile_m,
+        tile_n=variant.tile_n,
+        warps=variant.warps,
+        kv_stages=variant.kv_stages,
+        narrower=narrower,
+    )
