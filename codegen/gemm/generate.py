@@ -22,6 +22,11 @@ LOOKS = 16
 EARLY_STEPS = 4
 #: And boxes of C.
 EARLY_BOXES = 2
+#: Elements of a C that the copy engine does not bring which a thread has ahead beside its sums, and where these are many; what its registers do not
+#: hold goes through L2.
+C_AHEAD, C_AHEAD_OF_MANY, MANY_SUMS = 16, 8, 192
+#: Columns at least of a box that the copy engine takes.
+LEAST_COLUMNS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +121,33 @@ class GemmKernel:
         return self.widths if self.own_pieces == 1 else (self.tile_n,) * self.own_pieces
 
     @property
-    def first_parts(self) -> int:
-        """Boxes of C and D that lie in the columns of a piece's first product."""
-        return self.widths[0] * self.c_parts // self.tile_n
+    def part_n(self) -> int:
+        """Columns of a box of C and D."""
+        return self.tile_n // self.c_parts
+
+    @property
+    def ahead_n(self) -> int:
+        """Those of one of a C that the copy engine does not bring, beside a D that it takes (Hopper)."""
+        if self.family != "gemm_hopper":
+            return self.part_n
+        sums = self.tile_m * self.tile_n // 128 if self.turns else 0
+        ahead = C_AHEAD_OF_MANY if sums >= MANY_SUMS else C_AHEAD
+        return min(self.part_n, max(LEAST_COLUMNS, ahead * 32 * self.role_warps // self.piece_m))
+
+    @property
+    def alone_n(self) -> int:
+        """And of one of which the copy engine moves neither (Hopper): where warpgroups take turns the fewest, and all of a box where two halves of a
+        tile are two roles, by what was measured."""
+        if self.family != "gemm_hopper" or not (self.turns or self.joined):
+            return self.part_n
+        return min(self.ahead_n, LEAST_COLUMNS) if self.turns else self.ahead_n
 
     @property
     def box_of_turn(self) -> str:
         """Number of a box of C and D among those of a ring of slots."""
         if self.own_pieces > 1:
-            return f"({self.own_turn} * C_PARTS + part) * PIECES + piece"
-        return f"{self.own_turn} * C_PARTS + part"
+            return f"({self.own_turn} * (TILE_N // WIDTH) + part) * PIECES + piece"
+        return f"{self.own_turn} * (TILE_N // WIDTH) + part"
 
     @property
     def early_steps(self) -> int:

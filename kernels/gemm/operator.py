@@ -44,9 +44,10 @@ _known: dict[Any, tuple[bool, tuple[Any, ...], Callable[..., Choice], int, dict[
 _FEW = 32
 #: The kernel that copies A and B, bytes of a line of L2, and of rows from which on those of a copy start at whole ones.
 _COPY, _LINE, _LONG_ROW = "gemm_copy", 128, 512
-#: Elements of D up to which a launch that makes it of sums pays, which L2 holds; the same beside a whole C and from such a k on, where what the
-#: sums take is the limit; and of a matrix up to which few rows load it element by element for less than a copy.
-_MOST_SUMS, _MOST_SUMS_OF_C, _SUMS_K, _MOST_SINGLE = 4_000_000, 32_000_000, 256, 1_000_000
+#: Elements of a D at odd steps beside a whole C between which a launch that makes it of float32 sums pays, from such a k on or in place; of a C by
+#: columns up to which a launch may add up parts, whose warps read rows; and of a matrix up to which few rows load it element by element for less
+#: than a copy.
+_LEAST_SUMS, _MOST_SUMS, _SUMS_K, _MOST_MERGED, _MOST_SINGLE = 4_000_000, 32_000_000, 256, 500_000, 1_000_000
 _launchers: dict[Any, Any] = {}
 
 
@@ -192,13 +193,11 @@ def _compute(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> Any
         launch(a, b, c if beta else None, out, alpha, beta)
     else:
         _, parted, _ = shared.get(PARTS, (None, None, None))
-        # A launch that makes D of sums brings a C and a D that lie anyhow to their places faster than warpgroups do, from what L2 holds, and a whole
-        # C beside a long k from the memory too; a row, a column or a number for C is no work.
-        whole = bool(beta) and 0 not in c.stride()
-        anyhow = not _boxes(out) or (whole and not _boxes(c))
-        most = _MOST_SUMS_OF_C if whole and a.shape[1] >= _SUMS_K else _MOST_SUMS
-        merged = parted is not None and anyhow and out.numel() <= most
-        choice = chosen(out.shape[0], out.shape[1], (_starts(a), _starts(b)), merged)
+        whole, of_columns = bool(beta) and 0 not in c.stride(), c.stride(0) < c.stride(1)
+        if whole and of_columns and out.numel() > _MOST_MERGED:
+            parted = None
+        merged = parted is not None and whole and not of_columns and _by_sums(c, out, a.shape[1])
+        choice = chosen(out.shape[0], out.shape[1], (_starts(a), _starts(b)), merged, parted is not None)
         # By columns where they are the shorter step: a copy that turns a matrix over takes longer.
         given = _copied((a, b), choice.copies, tuple(0 < x.stride(0) < x.stride(1) for x in (a, b)), key[0])
         copied = True in choice.copies
@@ -209,6 +208,14 @@ def _compute(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> Any
     if copied or not hasattr(launch, "started"):
         return None
     return _known_call(launch, (a, b, c if beta else None, out, alpha, beta), by_columns)
+
+
+def _by_sums(c: Any, out: Any, k: int) -> bool:
+    """Whether a launch that makes D of float32 sums pays beside a whole C by rows: of a D that the copy engine does not take, with more under way than
+    warpgroups have."""
+    if _boxes(out) or not _LEAST_SUMS < out.numel() <= _MOST_SUMS:
+        return False
+    return k >= _SUMS_K or (c.data_ptr() == out.data_ptr() and out.element_size() == 2)
 
 
 def _again(launch: Any, turned: bool, alpha: float, beta: float, out: Any) -> Any:
@@ -317,12 +324,13 @@ def _copier(device: int) -> Any:
 def _chooser(
     tiles: tuple[Tiles, ...], sums: tuple[int, int] | None, k: int, c_bytes: int, sms: int
 ) -> Callable[..., Choice]:
-    """(m, n, starts, merged) -> `choose` of what is the same for a k, kept: to look it up costs less than to hash all kernels."""
+    """(m, n, starts, merged, whether k may be parted) -> `choose` of what is the same for a k, kept: to look it up costs less than to hash all
+    kernels."""
     parted = Tiles(*sums, False) if sums else None
 
     @functools.lru_cache(maxsize=1 << 10)
-    def chosen(m: int, n: int, starts: tuple[tuple[int, int], tuple[int, int]], merged: bool) -> Choice:
-        return choose(tiles, parted, m, n, k, starts, c_bytes, sms, merged)
+    def chosen(m: int, n: int, starts: tuple[tuple[int, int], tuple[int, int]], merged: bool, parts: bool) -> Choice:
+        return choose(tiles, parted if parts else None, m, n, k, starts, c_bytes, sms, merged)
 
     return chosen
 

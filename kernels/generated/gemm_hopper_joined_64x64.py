@@ -41,7 +41,8 @@ PRODUCTS = gl.constexpr(1)  # that a role issues for a k-step
 TURNS = gl.constexpr(False)  # whether two roles take turns with whole tiles
 C_PARTS = gl.constexpr(1)  # boxes that C and D of a piece move in
 PART_N = gl.constexpr(64)  # and their columns
-FIRST_PARTS = gl.constexpr(1)  # boxes that a first product has the columns of
+AHEAD_N = gl.constexpr(32)  # those of one of a C that the copy engine does not bring: as many as registers hold ahead
+ALONE_N = gl.constexpr(32)  # where it does not take D either
 SLOTS = gl.constexpr(2)  # of C and D, of each role that multiplies
 GROUP_M = gl.constexpr(0)  # rows of tiles that are walked column by column; 0: all
 PARTED = gl.constexpr(False)  # whether D has the sums of one part of k below those of the other
@@ -121,7 +122,7 @@ def load_role(a_desc, b_desc, ring, problem, A_ROWS: gl.constexpr, B_ROWS: gl.co
 @gluon.jit
 def copy_box(c_desc, slots, row, column, turn, part, piece):
     """Orders a box of C of the turn-th tile, at (row, column), into its slot."""
-    slot, _ = slot_of(turn, part, piece)
+    slot, _ = slot_of(turn, part, piece, PART_N)
     full = slots.full.index(slot)
     mbarrier.expect(full, c_desc.block_type.nbytes)
     copy_tile(c_desc, [row + piece * PIECE_M, column + part * PART_N], full, slots.tiles.index(slot))
@@ -135,7 +136,7 @@ def load_c_role(c_desc, slots, problem):
         for part in gl.static_range(C_PARTS):
             for piece in gl.static_range(PIECES):
                 if part * PIECES + piece >= EARLY_C or turn > 0:
-                    slot, lap = slot_of(turn, part, piece)
+                    slot, lap = slot_of(turn, part, piece, PART_N)
                     mbarrier.wait(slots.empty.index(slot), lap & 1 ^ 1)
                     copy_box(c_desc, slots, row, column, turn, part, piece)
 
@@ -143,47 +144,88 @@ def load_c_role(c_desc, slots, problem):
 @gluon.jit
 def store_role(d_desc, slots, problem):
     """Hands D to the copy engine as it is written, and gives its slots back once they have been read."""
+    WIDTH: gl.constexpr = d_desc.block_type.shape[1]
     for turn in range(tile_count(problem)):
         row, column = tile_at(problem, turn)
-        for part in gl.static_range(C_PARTS):
+        for part in gl.static_range(TILE_N // WIDTH):
             for piece in gl.static_range(PIECES):
-                slot, lap = slot_of(turn, part, piece)
+                slot, lap = slot_of(turn, part, piece, WIDTH)
                 mbarrier.wait(slots.written.index(slot), lap & 1)
-                first, start = row + piece * PIECE_M, column + part * PART_N
+                first, start = row + piece * PIECE_M, column + part * WIDTH
                 store_tile(d_desc, [first, start], slots.tiles.index(slot))
                 tma.store_wait(0)
                 mbarrier.arrive(slots.empty.index(slot), count=1)
 
 
 @gluon.jit
-def slot_of(turn, part, piece):
-    """(slot of part of the columns of the turn-th tile, for a warpgroup's piece of it; how often it has been used before)."""
-    n = turn * C_PARTS + part
+def slot_of(turn, part, piece, WIDTH: gl.constexpr):
+    """(slot of the part-th WIDTH of the columns of the turn-th tile, for a warpgroup's piece of it; how often it has been used before)."""
+    n = turn * (TILE_N // WIDTH) + part
     return n % SLOTS, n // SLOTS
 
 
 # -- boxes of D --------------------------------------------------------------------------------------------------------
 @gluon.constexpr_function
-def by_rows():
-    """Which threads have which elements of a box that lies anyhow in memory: those of a row a warp."""
-    return gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
+def anyhow(ADD_C):
+    """Whether C has an element of its own for each of D, which warpgroups ask for themselves."""
+    return ADD_C == 3 or ADD_C == 5
+
+
+@gluon.constexpr_function
+def box_columns(ADD_C, BOXES):
+    """Columns of a box of C and D."""
+    if ADD_C != 3 and ADD_C != 5:
+        return 64
+    return 32 if BOXES else 32
+
+
+@gluon.constexpr_function
+def row_bytes(n):
+    """Of rows of n bytes in shared memory those that lie together."""
+    return min(128, n)
+
+
+@gluon.constexpr_function
+def in_memory(BY_COLUMNS, WIDTH):
+    """Which threads have which elements of a box of so many columns that lies anyhow in memory: a warp those of a row or two, or of 32 rows of a column."""
+    if BY_COLUMNS:
+        return gl.BlockedLayout([1, 1], [32, 1], [2, 2], [0, 1])
+    return gl.BlockedLayout([1, 1], [max(1, 32 // WIDTH), min(32, WIDTH)], [4, 1], [1, 0])
 
 
 @gluon.jit
-def elements(row, column, problem, row_step, column_step):
+def elements(x, row, column, problem, row_step, column_step, WIDTH: gl.constexpr, layout: gl.constexpr):
     """Where those of the box at (row, column) are in a matrix of such strides, and which of them it has."""
-    rows = (row + gl.arange(0, PIECE_M, layout=gl.SliceLayout(1, by_rows())))[:, None]
-    columns = (column + gl.arange(0, PART_N, layout=gl.SliceLayout(0, by_rows())))[None, :]
-    return rows.to(gl.int64) * row_step + columns.to(gl.int64) * column_step, (rows < problem.m) & (columns < problem.n)
+    rows = (row + gl.arange(0, PIECE_M, layout=gl.SliceLayout(1, layout)))[:, None]
+    columns = (column + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout)))[None, :]
+    return x + (rows.to(gl.int64) * row_step + columns.to(gl.int64) * column_step), (rows < problem.m) & (
+        columns < problem.n
+    )
 
 
 @gluon.jit
-def row_of_c(c, problem, turn, part: gl.constexpr, layout: gl.constexpr, ADD_C: gl.constexpr):
-    """Of a C that has one row for all, what belongs to a box; of one that has one number, that; asked for before it is needed."""
+def c_of_box(
+    c, problem, turn, part: gl.constexpr, piece, WIDTH: gl.constexpr, layout: gl.constexpr, ADD_C: gl.constexpr
+):
+    """What belongs to a box of a C that the copy engine does not bring, asked for before it is needed: of one row for all what is in the box's
+    columns, of one number that."""
     if ADD_C == 2:
         _, column = tile_at(problem, turn)
-        columns = column + part * PART_N + gl.arange(0, PART_N, layout=gl.SliceLayout(0, layout))
+        columns = column + part * WIDTH + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
         return gl.load(c + columns, mask=columns < problem.n, other=0.0)[None, :]
+    elif anyhow(ADD_C):
+        row, column = tile_at(problem, turn)
+        at, inside = elements(
+            c,
+            row + piece * PIECE_M,
+            column + part * WIDTH,
+            problem,
+            problem.c_row,
+            problem.c_column,
+            WIDTH,
+            in_memory(ADD_C == 5, WIDTH),
+        )
+        return gl.load(at, mask=inside, other=0.0)
     elif ADD_C == 4:
         return gl.load(c)
     else:
@@ -192,33 +234,33 @@ def row_of_c(c, problem, turn, part: gl.constexpr, layout: gl.constexpr, ADD_C: 
 
 @gluon.jit
 def write_box(
-    products, row_c, c, d, slots, problem, turn, part: gl.constexpr, piece, layout: gl.constexpr, ADD_C: gl.constexpr, BOXES: gl.constexpr,
-    SCALED: gl.constexpr,
+    products, of_box, d, slots, problem, turn, part: gl.constexpr, piece, WIDTH: gl.constexpr, layout: gl.constexpr, ADD_C: gl.constexpr,
+    BOXES: gl.constexpr, SCALED: gl.constexpr,
 ):  # fmt: skip
     """D of a box of products: to the warp that stores it, or with no BOXES where it belongs."""
-    slot, lap = slot_of(turn, part, piece)
+    slot, lap = slot_of(turn, part, piece, WIDTH)
     tile = slots.tiles.index(slot)
     row, column = tile_at(problem, turn)
-    row, column = row + piece * PIECE_M, column + part * PART_N
+    row, column = row + piece * PIECE_M, column + part * WIDTH
     added = products
     if ADD_C == 2 or ADD_C == 4:
-        added = row_c
+        added = of_box
     if ADD_C == 1:
         mbarrier.wait(slots.full.index(slot), lap & 1)
     elif BOXES:
         mbarrier.wait(slots.empty.index(slot), lap & 1 ^ 1)
-    if ADD_C == 3:
-        at, inside = elements(row, column, problem, problem.c_row, problem.c_column)
-        tile.store(gl.load(c + at, mask=inside, other=0.0))
-    if ADD_C == 1 or ADD_C == 3:
+    if anyhow(ADD_C):
+        tile.store(of_box)
+    if ADD_C == 1 or anyhow(ADD_C):
         added = tile.load(layout)
     tile.store(sum_of(products, added, problem, ADD_C, SCALED).to(slots.tiles.dtype))
     if BOXES:
         fence_async_shared()
         mbarrier.arrive(slots.written.index(slot), count=1)
     else:
-        at, inside = elements(row, column, problem, problem.d_row, problem.d_column)
-        gl.store(d + at, tile.load(by_rows()), mask=inside)
+        by_rows: gl.constexpr = in_memory(False, WIDTH)
+        at, inside = elements(d, row, column, problem, problem.d_row, problem.d_column, WIDTH, by_rows)
+        gl.store(at, tile.load(by_rows), mask=inside)
 
 
 @gluon.jit
@@ -247,9 +289,9 @@ def in_registers(columns):
 
 
 @gluon.constexpr_function
-def halvings(columns):
-    """How often columns of sums are halved to get those of a box."""
-    return (columns // 64).bit_length() - 1
+def halvings(columns, width):
+    """How often columns of sums are halved to get those of a box of so many."""
+    return (columns // width).bit_length() - 1
 
 
 @gluon.jit
@@ -300,12 +342,12 @@ def begun(sums):
 
 
 @gluon.jit
-def columns_of(sums, part: gl.constexpr, layout: gl.constexpr):
-    """The part-th PART_N columns of a product's sums; which registers hold them."""
-    for level in gl.static_range(halvings(sums.shape[1])):
+def columns_of(sums, part: gl.constexpr, WIDTH: gl.constexpr, layout: gl.constexpr):
+    """The part-th WIDTH columns of a product's sums; which registers hold them."""
+    for level in gl.static_range(halvings(sums.shape[1], WIDTH)):
         halves = gl.reshape(sums, [PIECE_M, 2, sums.shape[1] // 2])
         left, right = gl.split(gl.permute(halves, (0, 2, 1)))
-        sums = right if part >> halvings(sums.shape[1]) - 1 & 1 else left
+        sums = right if part >> halvings(sums.shape[1], WIDTH) - 1 & 1 else left
     return gl.convert_layout(sums, layout)
 
 
@@ -315,7 +357,8 @@ def product_role(
     BOXES: gl.constexpr, SCALED: gl.constexpr,
 ):  # fmt: skip
     """The warpgroup: products of every tile, then its D."""
-    layout: gl.constexpr = in_registers(PART_N)
+    WIDTH: gl.constexpr = box_columns(ADD_C, BOXES)
+    layout: gl.constexpr = in_registers(WIDTH)
     first: gl.constexpr = 0 if TURNS else g
     for turn in range(g if TURNS else 0, tile_count(problem), 2 if TURNS else 1):
         n = turn * problem.steps
@@ -330,17 +373,26 @@ def product_role(
             mbarrier.arrive(ring.empty.index((n + step - 1) % STAGES), count=1)
         if TURNS:
             mbarrier.arrive(turns.index(1 - g), count=1)
-        ahead = row_of_c(c, problem, turn, 0, layout, ADD_C)
+        ahead = c_of_box(c, problem, turn, 0, first, WIDTH, layout, ADD_C)
         sums = done(sums, 0)
         mbarrier.arrive(ring.empty.index((n + problem.steps - 1) % STAGES), count=1)
 
-        for part in gl.static_range(C_PARTS):
-            row_c = ahead
-            if part + 1 < C_PARTS:
-                ahead = row_of_c(c, problem, turn, part + 1, layout, ADD_C)
+        for part in gl.static_range(TILE_N // WIDTH):
+            of_box = ahead
+            if part + 1 < TILE_N // WIDTH and not (anyhow(ADD_C) and OWN_PIECES > 1):
+                ahead = c_of_box(c, problem, turn, part + 1, first, WIDTH, layout, ADD_C)
             for own in gl.static_range(OWN_PIECES):
-                products = columns_of(sums[own + part // FIRST_PARTS], part % FIRST_PARTS, layout)
-                write_box(products, row_c, c, d, slots, problem, turn, part, first + own, layout, ADD_C, BOXES, SCALED)
+                if anyhow(ADD_C) and OWN_PIECES > 1:
+                    # Not alike in all pieces of the columns.
+                    of_box = ahead
+                    if own + 1 < OWN_PIECES:
+                        ahead = c_of_box(c, problem, turn, part, own + 1, WIDTH, layout, ADD_C)
+                    elif part + 1 < TILE_N // WIDTH:
+                        ahead = c_of_box(c, problem, turn, part + 1, 0, WIDTH, layout, ADD_C)
+                products = columns_of(sums[own + part * WIDTH // FIRST_N], part % (FIRST_N // WIDTH), WIDTH, layout)
+                write_box(
+                    products, of_box, d, slots, problem, turn, part, first + own, WIDTH, layout, ADD_C, BOXES, SCALED
+                )
 
 
 # Sizes vary from call to call: specialised on them, the kernel would be compiled anew for many.
@@ -349,7 +401,7 @@ def multiply(
     a_desc, b_desc, c_desc, d_desc, rows, columns, steps, waves, last, part_rows, m, n, c_row, c_column, d_row, d_column, alpha, beta,
     A_ROWS: gl.constexpr, B_ROWS: gl.constexpr, ADD_C: gl.constexpr, BOXES: gl.constexpr, SCALED: gl.constexpr, BESIDE: gl.constexpr,
 ):  # fmt: skip
-    """Allocate, set up the barriers, and start the roles.  ADD_C: 1 for C in boxes, 2 for one row of all, 3 for any, 4 for one number; of 2 to 4, and of D with no BOXES, the descriptors are pointers.
+    """Allocate, set up the barriers, and start the roles.  ADD_C: 1 for C in boxes, 2 for one row of all, 3 for any, 4 for one number, 5 for any by columns; of 2 to 5, and of D with no BOXES, the descriptors are pointers.
 
     BESIDE: 1 where the launch after this one may begin before it ends, plus 2 where it may begin before the launch before has ended.
     """
@@ -376,8 +428,9 @@ def multiply(
         slots = Slots(tiles, full, barriers(SLOTS, 1), barriers(SLOTS, 1))
     else:
         bits: gl.constexpr = d_desc.dtype.element_ty.primitive_bitwidth
-        wide: gl.constexpr = gl.NVMMASharedLayout(128 if PART_N * bits >= 1024 else 64, bits, 2)
-        tiles = gl.allocate_shared_memory(d_desc.dtype.element_ty, [SLOTS, PIECE_M, PART_N], wide)
+        WIDTH: gl.constexpr = box_columns(ADD_C, False)
+        wide: gl.constexpr = gl.NVMMASharedLayout(row_bytes(WIDTH * bits // 8), bits, 2)
+        tiles = gl.allocate_shared_memory(d_desc.dtype.element_ty, [SLOTS, PIECE_M, WIDTH], wide)
         slots = Slots(tiles, ring.full, ring.full, ring.full)
     turns = barriers(2, 1) if TURNS else 0
     if TURNS:
@@ -446,13 +499,19 @@ def plan(a, b, c, d, alpha, beta, sms=None, beside=0):
     a_rows, b_rows = in_boxes(a), in_boxes(b)
     # A C whose rows are all alike is one row, or one number; C comes in boxes only beside a D that does.
     out_boxes = in_boxes(d)
-    one = {0: 4, 1: 2}.get(c.stride(1), 3) if adds and c.stride(0) == 0 else 3
-    add_c = 0 if not adds else 1 if out_boxes and in_boxes(c) else one
+    add_c = 0
+    if adds:
+        one = {0: 4, 1: 2}.get(c.stride(1), 3) if c.stride(0) == 0 else 5 if c.stride(0) < c.stride(1) else 3
+        add_c = 1 if out_boxes and in_boxes(c) else one
     c = c if adds else d
     boxes = (
         (a if a_rows else a.t(), [PIECE_M.value, TILE_K.value] if a_rows else [TILE_K.value, PIECE_M.value]),
         (b if b_rows else b.t(), [TILE_K.value, FIRST_N.value] if b_rows else [FIRST_N.value, TILE_K.value]),
-        *((x, [PIECE_M.value, PART_N.value]) for x, box in ((c, add_c == 1), (d, out_boxes)) if box),
+        *(
+            (x, [PIECE_M.value, AHEAD_N.value if add_c in (3, 5) else PART_N.value])
+            for x, box in ((c, add_c == 1), (d, out_boxes))
+            if box
+        ),
     )
     descriptors = [
         TensorDescriptor.from_tensor(x, box, gl.NVMMASharedLayout.get_default_for(box, DTYPES[str(x.dtype)]))
