@@ -22,7 +22,7 @@ _PRODUCTS_US, _IDLE, _COPIES_US = 0.33, 0.31, {128: 0.27, 64: 0.35, 32: 0.36, 16
 #: An epilogue of 128 x 128 that nothing hides: the last one where two warpgroups take turns, each tile's otherwise; and how much longer one of
 #: float32 takes.
 _TURN_US, _TILE_US, _WIDE = 1.5, 1.2, 2.6
-#: What every tile of 192 rows takes longer, which are three pieces.
+#: What every tile of 192 rows or columns takes longer whose warpgroups take turns, as it is made of pieces.
 _PIECES_US = 0.4
 #: Bytes a microsecond of A, B, C and D; the launch that adds up parts, and each part's sums.
 _MEMORY_BYTES, _MERGE_US, _PART_US = 3.6e6, 0.9, 0.15
@@ -75,13 +75,14 @@ def product_us(
     their sums.  starts: of rows of A and B, in bytes (`_COPIES_US`)."""
     count, merged = tiles.of(m, n) * parts, merged or parts > 1
     steps = -(-k // TILE_K)
-    waves, steps, size = -(-count // sms), -(-steps // parts), tiles.rows * tiles.columns / 128**2
+    waves, steps, whole = -(-count // sms), -(-steps // parts), tiles.rows * tiles.columns
+    size = whole / 128**2
     products = _PRODUCTS_US * size * (1 - _IDLE * (1 - count / (waves * sms)))
     copies = (tiles.rows * _COPIES_US[starts[0]] + tiles.columns * _COPIES_US[starts[1]]) / 256
     # The longer of both, and what they hinder each other where they are about as long.
     pace = math.sqrt(math.hypot(products**2, copies**2))
     epilogue = size * (_TURN_US if tiles.turns else waves * _TILE_US) * (_WIDE if c_bytes == 4 or merged else 1)
-    epilogue += waves * _PIECES_US if tiles.rows & tiles.rows - 1 else 0.0
+    epilogue += waves * _PIECES_US if tiles.turns and whole & whole - 1 else 0.0
     memory = (2 * k * (m + n) + 2 * c_bytes * m * n) / _MEMORY_BYTES
     return max(waves * steps * pace + epilogue, memory) + merged * (_MERGE_US + parts * _PART_US)
 
