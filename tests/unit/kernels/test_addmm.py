@@ -113,23 +113,23 @@ def test_a_call_into_a_tensor_met_before_starts_at_once_and_says_that_it_has_wri
     """In place, beside C, and by columns; who has kept the tensor for a backward pass is told."""
     STARTED.clear()
     c, a, b = tensors()
-    for out in (torch.empty_like(c), torch.empty(40, 48, dtype=BF16).t()):
+    for ways, out in enumerate((torch.empty_like(c), torch.empty(40, 48, dtype=BF16).t()), start=1):
         for scale in (1, 3):
             version = out._version
             assert tilecast.addmm(c, a * scale, b, out=out) is out and near(out, c, a * scale, b)
             # The stand-in for a launch counts once.
-            assert out._version == version + 2 and len(STARTED) == 1
+            assert out._version == version + 2 and len(STARTED) == ways
     held = torch.ones(48, 40, dtype=BF16, requires_grad=True)
     loss = (held * c).sum()
     for scale in (1, -2):
         before = c.clone()
         assert tilecast.addmm(c, a * scale, b, beta=0.5, out=c) is c and near(c, before, a * scale, b, 0.5)
-    assert len(STARTED) == 2
+    assert len(STARTED) == 3
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
     # A row for C is another call than the C that is written over.
     assert near(tilecast.addmm(c[0], a, b, out=torch.empty_like(c)), c[0].expand(c.shape), a, b)
-    assert len(STARTED) == 3
+    assert len(STARTED) == 4
     with torch.inference_mode():
         place = torch.empty_like(c)
         assert tilecast.addmm(c, a, b, out=place) is place and near(place, c, a, b)
@@ -149,7 +149,7 @@ def test_k_and_the_width_of_c_choose(launched, monkeypatch, k, wide, module) -> 
     # So many tiles that a k in parts ends no earlier, and those kept for few make more than two waves or multiply more; of 128 rows and columns as
     # many as multiply least.
     monkeypatch.setattr(operator, "_device", lambda device: ("NVIDIA H200", 1))
-    c, a, b = tensors(48, 640 if wide is BF16 else 960, k, wide=wide)
+    c, a, b = tensors(48, 896, k, wide=wide)
     out = tilecast.addmm(c, a, b, beta=0.5, alpha=2.0)
     assert launched == [module]
     assert out.dtype == wide and near(out, c, a, b, 0.5, 2.0)
@@ -202,9 +202,9 @@ def test_tensors_may_lie_anyhow(launched, monkeypatch, asked) -> None:  # type: 
 @pytest.mark.parametrize(
     ("m", "n", "k", "module"),
     [
-        # One launch of a short k, whichever side is the short one; a k that SMs share; sums that are brought to a D that lies anyhow.
+        # One launch of a short k, whichever side is the short one; a k that SMs share; a D at odd steps by the kernels of others.
         (3, 40, 24, "gemm_triton_few"), (48, 3, 24, "gemm_triton_few"), (32, 48, 24, "gemm_triton_few"), (1, 96, 2048, "gemm_triton_one"),
-        (96, 1, 2048, "gemm_triton_one_column"), (1, 40, 24, "gemm_triton_one"), (48, 40, 4096, "gemm_hopper_parts"), (33, 33, 24, "gemm_hopper_parts"),
+        (96, 1, 2048, "gemm_triton_one_column"), (1, 40, 24, "gemm_triton_one"), (48, 40, 4096, "gemm_hopper_parts"), (33, 33, 24, "gemm_hopper_joined_64x64"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("lies", ["rows", "columns", "apart"])
@@ -221,7 +221,7 @@ def test_few_rows_and_few_tiles_have_kernels_of_their_own(launched, m, n, k, mod
         launched.clear()
         assert near(tilecast.addmm(given, a, b, beta=beta, alpha=2.0), given, a, b, beta, 2.0)
         assert (
-            launched[0].split()[0] == module and len(launched) == 1 and (" in " in launched[0]) == (k > 24 or m == 33)
+            launched[0].split()[0] == module and len(launched) == 1 and (" in " in launched[0]) == (k > 24)
         )
     launched.clear()
     out = c.clone()
@@ -381,7 +381,7 @@ def test_a_result_by_columns_is_the_transposed_product_by_the_kernels_of_others(
     by_columns = c.t().contiguous().t()
     for beta, given, out, module in (
         (1.0, by_columns, by_columns.clone(), "gemm_hopper_joined_64x64"), (0.5, by_columns, None, "gemm_hopper_joined_64x64"),
-        (0.0, c, by_columns.clone(), "gemm_hopper_joined_64x64"), (1.0, c, by_columns.clone(), "gemm_hopper_parts in 1"),
+        (0.0, c, by_columns.clone(), "gemm_hopper_joined_64x64"), (1.0, c, by_columns.clone(), "gemm_hopper_joined_64x64"),
     ):  # fmt: skip
         launched.clear()
         place = given.clone() if out is None else out
@@ -390,24 +390,38 @@ def test_a_result_by_columns_is_the_transposed_product_by_the_kernels_of_others(
         assert got is place and near(got, given, a, b, beta) and launched == [module]
 
 
-def test_a_launch_makes_d_of_sums_where_c_and_d_lie_anyhow_up_to_what_pays(launched, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    """Of a few elements any, beside a whole C and a long k more of them, never beyond what their sums may take."""
-    monkeypatch.setattr(operator, "_MOST_SUMS", 48 * 41)
-    monkeypatch.setattr(operator, "_MOST_SUMS_OF_C", 96 * 41)
+def test_a_launch_makes_d_of_sums_where_c_and_d_lie_anyhow_and_it_pays(launched, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Beside a whole C by rows, of a long k or in 16 bits in place, of neither few elements nor more than their sums may take."""
+    monkeypatch.setattr(operator, "_LEAST_SUMS", 48 * 41)
+    monkeypatch.setattr(operator, "_MOST_SUMS", 96 * 41)
 
-    def odd(m: int) -> torch.Tensor:
-        return torch.randn(m, 43).to(BF16)[:, 1:42]
+    def odd(m: int, wide: torch.dtype = BF16) -> torch.Tensor:
+        return torch.randn(m, 43).to(wide)[:, 1:42]
 
-    for m, k, c, sums in (
-        (48, 24, odd(48), True), (96, 24, odd(96), False), (96, 256, odd(96), True), (144, 256, odd(144), False), (96, 256, odd(1)[0], False),
-        (48, 256, odd(1)[0], True), (96, 256, odd(96)[:, :1], False),
+    by_columns, even = torch.randn(41, 96).to(BF16).t(), torch.randn(96, 48).to(BF16)[:, :41]
+    for m, k, c, out, sums in (
+        (96, 256, odd(96), odd(96), True), (96, 24, odd(96), odd(96), False), (96, 24, odd(96), None, True), (96, 24, odd(96, FP32), None, False),
+        (48, 256, odd(48), odd(48), False), (144, 256, odd(144), odd(144), False), (96, 256, odd(1)[0], odd(96), False),
+        (96, 256, odd(96)[:, :1], odd(96), False), (96, 256, by_columns, odd(96), False), (96, 256, odd(96), even, False),
     ):  # fmt: skip
         launched.clear()
-        a, b, out = torch.randn(m, k).to(BF16), torch.randn(41, k).to(BF16).t(), odd(m)
-        assert near(tilecast.addmm(c, a, b, out=out), c.expand(m, 41), a, b)
+        a, b = torch.randn(m, k).to(BF16), torch.randn(41, k).to(BF16).t()
+        before = c.clone()
+        assert near(tilecast.addmm(c, a, b, out=c if out is None else out), before.expand(m, 41), a, b)
         assert (launched[0].split()[0] == "gemm_hopper_parts") == sums
     launched.clear()
-    assert near(tilecast.addmm(out, a, b, beta=0.0, out=odd(96)), out, a, b, 0.0) and "parts" not in launched[0]
+    assert near(tilecast.addmm(c, a, b, beta=0.0, out=odd(96)), c, a, b, 0.0) and "parts" not in launched[0]
+
+
+def test_a_c_by_columns_is_added_by_the_launch_that_multiplies(launched, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """A launch that adds up parts of k reads rows: it has C by columns of few elements alone."""
+    monkeypatch.setattr(operator, "_MOST_MERGED", 256 * 384)
+    for m, by_columns, parts in ((256, False, True), (256, True, True), (257, False, True), (257, True, False)):
+        c, a, b = tensors(m, 384, 4096)
+        given = c.t().contiguous().t() if by_columns else c
+        launched.clear()
+        assert near(tilecast.addmm(given, a, b, out=torch.empty_like(c)), given, a, b)
+        assert (launched[0].split()[0] == "gemm_hopper_parts") == parts
 
 
 def test_small_programs_begin_early_where_they_do_not_crowd(monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -435,7 +449,7 @@ def test_gpus_other_than_hopper_take_the_portable_kernel_until_others_are_measur
     preferred = registry.preferring(registry.shipped_gemm(), "gemm_blackwell")
     assert [e.module for e in registry.together((10, 0), 2, 512, preferred)] == ["gemm_blackwell"]
     # Those kept for few tiles are for every Hopper GPU.
-    tiles = [f"gemm_hopper_joined_{tile}" for tile in ("64x64", "64x128", "64x192", "128x128", "128x192", "256x128")]
+    tiles = [f"gemm_hopper_joined_{tile}" for tile in ("64x64", "64x128", "64x192", "128x128", "128x192", "256x128", "128x320", "256x192")]
     found = [e.module for e in registry.together((9, 0), 2, 2048, gpu="NVIDIA H100 80GB HBM3")]
     assert found == ["gemm_hopper_small", *tiles, "gemm_hopper_rows4"]
     assert {e.c_bytes for e in registry.together((9, 0), 2, 512)} == {2} and {
@@ -443,7 +457,7 @@ def test_gpus_other_than_hopper_take_the_portable_kernel_until_others_are_measur
     } == {4}
     assert [e.module for e in registry.together((8, 0), 2, 512)] == ["gemm_triton"]
     assert [e.module for e in registry.candidates((10, 0), 2, 512, preferred)] == ["gemm_blackwell", "gemm_blackwell_c32", "gemm_triton"]  # fmt: skip
-    assert [e.module for e in registry.candidates((9, 0), 2, 512)] == ["gemm_hopper_turns", "gemm_hopper_tall", "gemm_hopper_wide", "gemm_hopper_c32_long", "gemm_hopper_c32_tall", "gemm_hopper_c32", "gemm_hopper_c32_wide", "gemm_triton"]  # fmt: skip
+    assert [e.module for e in registry.candidates((9, 0), 2, 512)] == ["gemm_hopper_turns", "gemm_hopper_tall", "gemm_hopper_wide", "gemm_hopper_broad", "gemm_hopper_c32_long", "gemm_hopper_c32_tall", "gemm_hopper_c32", "gemm_hopper_c32_wide", "gemm_hopper_c32_broad", "gemm_triton"]  # fmt: skip
     preferred = registry.preferring(registry.shipped_gemm(), "gemm_triton")
     assert [e.module for e in registry.candidates((9, 0), 2, 512, preferred)] == ["gemm_triton"]
     with pytest.raises(RegistryError, match="TILECAST_GEMM_FAMILY: expected gemm_blackwell, gemm_hopper"):

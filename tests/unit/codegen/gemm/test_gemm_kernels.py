@@ -271,19 +271,20 @@ def test_the_executed_source_takes_as_long_as_the_pipeline_says(kernel: ShippedG
     reading C and writing D is nearly all there is, that decides, and in wide tiles of float32 on Hopper, of a k for which they do not run: with
     products first the replay is where the pipeline is.  Where C and one step of A and B are asked for together, it is that copies move side by
     side in the pipeline, and one after the other in the replay.  Joined warpgroups have nothing beside an epilogue, of which the replay has some
-    cycles more: much of two k-steps of their small tiles.
+    cycles more: much of two k-steps of their small tiles.  With one slot of C a tile is a chain of boxes, and the pipeline counts a round trip for
+    each: the replay is shorter.
     """
     difference = replayed_and_piped(kernel, k)
     if kernel.variant.joined and k == 128:
-        assert 0.0 < difference < 0.27
+        assert (-0.12 if kernel.variant.c_stages == 1 else 0.0) < difference < 0.27
         return
-    if (kernel.family == "gemm_blackwell" or kernel.module == "gemm_hopper_c32_wide") and k == 128:
+    if (kernel.family == "gemm_blackwell" or kernel.module in ("gemm_hopper_c32_wide", "gemm_hopper_c32_broad")) and k == 128:
         assert difference < -0.1
         difference = replayed_and_piped(kernel, k, (PORT,))
     if kernel.module == "gemm_hopper_c32_long" and k == 128:
         assert difference < -0.08
         difference = replayed_and_piped(kernel, k, (COPY_ORDER,))
-    assert abs(difference) < 0.085
+    assert abs(difference) < 0.09
 
 
 def replayed_and_piped(kernel: ShippedGemm, k: int, without: tuple[str, ...] = ()) -> float:

@@ -111,7 +111,7 @@ DRAWN = (
     (EIGHT, "(rows.to(gl.int64) * stride_s)[:, None] + (columns", "(rows.to(gl.int64))[:, None] + (columns", "without log-sum-exp"),
     (EIGHT, "query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch * heads_q", "query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch", "without log-sum-exp"),
     (EIGHT, "gl.load(q_descale + batch * q_step_b + head * q_step_h)", "gl.load(q_descale + batch * q_step_b + head)", "factors"),
-    ("gemm_blackwell", "slot, lap = slot_of(turn, part, piece)", "slot, lap = slot_of(part, turn, piece)", "one small tile"),
+    ("gemm_blackwell", "slot, lap = slot_of(turn, part, piece, WIDTH)", "slot, lap = slot_of(part, turn, piece, WIDTH)", "one small tile"),
     ("gemm_blackwell", "[STAGES] + a_desc.block_type.shape", "[STAGES] + b_desc.block_type.shape", "one small tile"),
     ("gemm_blackwell", "gl.program_id(0) < problem.last, 0, 1)", "gl.program_id(0) > problem.last, 0, 1)", "all rows of tiles"),
     (SERVING, "n // slots & 1 ^ 1)", "n // slots & 2 ^ 1)", "layouts: 4"),
