@@ -84,10 +84,12 @@ def test_tensors_that_lie_anyhow(shape: tuple[int, int, int], kind: torch.dtype,
     def some(rows: int, columns: int, of: torch.dtype, how: str) -> torch.Tensor:
         if how in ("row", "column", "number"):
             return torch.randn(1 if how != "column" else rows, 1 if how != "row" else columns, device="cuda").to(of)
+        if how == "columns":
+            return matrix(rows, columns, of, True)
         whole = torch.randn(rows, 2 * columns + 3, device="cuda").to(of)
         return whole[:, 1 : columns + 1] if how == "odd" else whole[:, : 2 * columns : 2]
 
-    for i, (how_a, how_b, how_c) in enumerate(itertools.product(("odd", "apart"), ("odd", "apart"), ("row", "odd", "column", "number"))):  # fmt: skip
+    for i, (how_a, how_b, how_c) in enumerate(itertools.product(("odd", "apart"), ("odd", "apart"), ("row", "odd", "column", "number", "columns"))):  # fmt: skip
         a, b, c = some(m, k, kind, how_a), some(k, n, kind, how_b), some(m, n, wide, how_c)
         if i % 3 == 0:
             a, b = a.contiguous(), b.t().contiguous().t()
@@ -122,6 +124,15 @@ def test_every_kernel_that_runs_here(entry) -> None:  # type: ignore[no-untyped-
         d = torch.full_like(c, float("nan"))
         operator._launcher(entry)(a, b, c, d, 1.0, 1.0)
         assert right(d, c, a, b, 1.0, 1.0)
+        # What the copy engine does not bring and does not take: C by columns, D at odd steps, both in place.
+        operator._launcher(entry)(a, b, c.t().contiguous().t(), d, 0.5, 1.0)
+        assert right(d, c, a, b, 1.0, 0.5)
+        odd = torch.full((m, n + 3), float("nan"), device="cuda", dtype=wide)[:, 1 : n + 1]
+        operator._launcher(entry)(a, b, c.t().contiguous().t(), odd, 1.0, -0.5)
+        assert right(odd, c, a, b, -0.5, 1.0)
+        odd.copy_(c)
+        operator._launcher(entry)(a, b, odd, odd, 1.0, 1.0)
+        assert right(odd, c, a, b, 1.0, 1.0)
 
 
 @pytest.mark.parametrize(
