@@ -32,6 +32,8 @@ _COPY_US, _ELEMENT_US = 2.0, 1.1e-6
 _FEW_WAVES, _SHORT_K = 2, 703
 #: k up to which a product in one wave begins before its copies have ended: programs that find their SMs one by one share less of a long one.
 _EARLY_K = 1024
+#: Sums of a thread up to which a tile is taken where it has a C ahead besides that the copy engine does not bring.
+_AHEAD_SUMS = 128
 #: Another kernel than the first is taken where it ends so much earlier: less, and repeats differ by more.
 _EARLIER = 0.993
 
@@ -45,6 +47,11 @@ class Tiles(NamedTuple):
     turns: bool
     #: Whether it is kept for few tiles.
     few: bool = False
+
+    @property
+    def sums(self) -> int:
+        """That a thread has: of a tile that one warpgroup multiplies or two do."""
+        return self.rows * self.columns // (128 if self.turns or self.rows == 64 else 256)
 
     def of(self, m: int, n: int) -> int:
         """Tiles of an (m, n) result."""
@@ -89,12 +96,12 @@ def product_us(
 
 def choose(
     kernels: tuple[Tiles, ...], parted: Tiles | None, m: int, n: int, k: int, starts: tuple[tuple[int, int], tuple[int, int]],
-    c_bytes: int, sms: int, merged: bool = False,
+    c_bytes: int, sms: int, merged: bool = False, ahead: bool = False,
 ) -> Choice:  # fmt: skip
     """The choice that ends first, the first kernel among about equals.
 
     kernels: those of a whole k; ``parted``: the one that parts k, if there is one, which ``merged`` asks for.  starts: of A and B the bytes at
-    which rows start, 0 where the copy engine does not read them, and those of a copy's.
+    which rows start, 0 where the copy engine does not read them, and those of a copy's.  ``ahead``: whether threads ask for C themselves.
     """
     best, least = None, float("inf")
     # What cannot be read is copied, what lies no better in a copy is not.
@@ -109,7 +116,7 @@ def choose(
         found = [
             (product_us(tiles, m, n, k, lie, c_bytes, sms), i, 1, tiles)
             for i, tiles in ordered
-            if not merged and not (tiles.few and tiles.of(m, n) > _FEW_WAVES * sms)
+            if not merged and not (tiles.few and tiles.of(m, n) > _FEW_WAVES * sms) and not (ahead and tiles.sums > _AHEAD_SUMS)
         ]
         if parted is not None:
             most = min(MOST_PARTS, -(-k // TILE_K), _FEW_WAVES * sms // parted.of(m, n))

@@ -197,7 +197,8 @@ def _compute(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> Any
         if whole and of_columns and out.numel() > _MOST_MERGED:
             parted = None
         merged = parted is not None and whole and not of_columns and _by_sums(c, out, a.shape[1])
-        choice = chosen(out.shape[0], out.shape[1], (_starts(a), _starts(b)), merged, parted is not None)
+        ahead = whole and not (_boxes(c) and _boxes(out))
+        choice = chosen(out.shape[0], out.shape[1], (_starts(a), _starts(b)), merged, parted is not None, ahead)
         # By columns where they are the shorter step: a copy that turns a matrix over takes longer.
         given = _copied((a, b), choice.copies, tuple(0 < x.stride(0) < x.stride(1) for x in (a, b)), key[0])
         copied = True in choice.copies
@@ -324,13 +325,15 @@ def _copier(device: int) -> Any:
 def _chooser(
     tiles: tuple[Tiles, ...], sums: tuple[int, int] | None, k: int, c_bytes: int, sms: int
 ) -> Callable[..., Choice]:
-    """(m, n, starts, merged, whether k may be parted) -> `choose` of what is the same for a k, kept: to look it up costs less than to hash all
-    kernels."""
+    """(m, n, starts, merged, whether k may be parted, ahead) -> `choose` of what is the same for a k, kept: to look it up costs less than to hash
+    all kernels."""
     parted = Tiles(*sums, False) if sums else None
 
     @functools.lru_cache(maxsize=1 << 10)
-    def chosen(m: int, n: int, starts: tuple[tuple[int, int], tuple[int, int]], merged: bool, parts: bool) -> Choice:
-        return choose(tiles, parted if parts else None, m, n, k, starts, c_bytes, sms, merged)
+    def chosen(
+        m: int, n: int, starts: tuple[tuple[int, int], tuple[int, int]], merged: bool, parts: bool, ahead: bool
+    ) -> Choice:
+        return choose(tiles, parted if parts else None, m, n, k, starts, c_bytes, sms, merged, ahead)
 
     return chosen
 
