@@ -116,7 +116,9 @@ def choose(
         found = [
             (product_us(tiles, m, n, k, lie, c_bytes, sms), i, 1, tiles)
             for i, tiles in ordered
-            if not merged and not (tiles.few and tiles.of(m, n) > _FEW_WAVES * sms) and not (ahead and tiles.sums > _AHEAD_SUMS)
+            if not merged
+            and not (tiles.few and tiles.of(m, n) > _FEW_WAVES * sms)
+            and not (ahead and tiles.sums > _AHEAD_SUMS)
         ]
         if parted is not None:
             most = min(MOST_PARTS, -(-k // TILE_K), _FEW_WAVES * sms // parted.of(m, n))

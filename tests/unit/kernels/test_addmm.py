@@ -220,9 +220,7 @@ def test_few_rows_and_few_tiles_have_kernels_of_their_own(launched, m, n, k, mod
             given, a, b = (x.repeat_interleave(2, -1)[..., ::2] for x in (given, a, b))
         launched.clear()
         assert near(tilecast.addmm(given, a, b, beta=beta, alpha=2.0), given, a, b, beta, 2.0)
-        assert (
-            launched[0].split()[0] == module and len(launched) == 1 and (" in " in launched[0]) == (k > 24)
-        )
+        assert launched[0].split()[0] == module and len(launched) == 1 and (" in " in launched[0]) == (k > 24)
     launched.clear()
     out = c.clone()
     assert tilecast.addmm(out, a, b, out=out) is out and near(out, c, a, b) and launched[0].startswith(module)
@@ -449,7 +447,10 @@ def test_gpus_other_than_hopper_take_the_portable_kernel_until_others_are_measur
     preferred = registry.preferring(registry.shipped_gemm(), "gemm_blackwell")
     assert [e.module for e in registry.together((10, 0), 2, 512, preferred)] == ["gemm_blackwell"]
     # Those kept for few tiles are for every Hopper GPU.
-    tiles = [f"gemm_hopper_joined_{tile}" for tile in ("64x64", "64x128", "64x192", "128x128", "128x192", "256x128", "128x320", "256x192")]
+    tiles = [
+        f"gemm_hopper_joined_{tile}"
+        for tile in ("64x64", "64x128", "64x192", "128x128", "128x192", "256x128", "128x320", "256x192")
+    ]
     found = [e.module for e in registry.together((9, 0), 2, 2048, gpu="NVIDIA H100 80GB HBM3")]
     assert found == ["gemm_hopper_small", *tiles, "gemm_hopper_rows4"]
     assert {e.c_bytes for e in registry.together((9, 0), 2, 512)} == {2} and {

@@ -278,7 +278,9 @@ def test_the_executed_source_takes_as_long_as_the_pipeline_says(kernel: ShippedG
     if kernel.variant.joined and k == 128:
         assert (-0.12 if kernel.variant.c_stages == 1 else 0.0) < difference < 0.27
         return
-    if (kernel.family == "gemm_blackwell" or kernel.module in ("gemm_hopper_c32_wide", "gemm_hopper_c32_broad")) and k == 128:
+    if (
+        kernel.family == "gemm_blackwell" or kernel.module in ("gemm_hopper_c32_wide", "gemm_hopper_c32_broad")
+    ) and k == 128:
         assert difference < -0.1
         difference = replayed_and_piped(kernel, k, (PORT,))
     if kernel.module == "gemm_hopper_c32_long" and k == 128:
