@@ -44,8 +44,8 @@ WHOLE_K = [kernel for kernel in GLUON if not kernel.parted]
 
 @dataclass(frozen=True)
 class Case:
-    """One product; ``a`` and ``b``: "rows" or "columns" without gaps; ``c``: "rows", at "odd" steps as D is too, "columns", or one "row" of all;
-    ``d``: "new", or "c" to write over it."""
+    """One product; ``a`` and ``b``: "rows" or "columns" without gaps; ``c``: "rows", at "odd" steps as D is too, "columns", or one "row" or "column" of all;
+    ``d``: "new", or "c" to write over it, or new and at "odd" steps."""
 
     m: int
     n: int
@@ -74,6 +74,9 @@ CASES = {
     "C by columns": Case(136, 264, 72, beta=-0.5, c="columns", mode="random", seed=6),
     "C and D at odd steps, in place": Case(260, 265, 72, alpha=0.5, c="odd", d="c", mode="random", seed=7, gap=3),
     "D at odd steps": Case(130, 263, 136, beta=0.0, c="odd", mode="random", seed=8),
+    "a column of C": Case(264, 200, 136, alpha=1.5, beta=0.5, c="column", mode="random", seed=9),
+    "a column of C, D at odd steps": Case(260, 265, 72, beta=-1.0, c="column", d="odd", mode="random", seed=10),
+    "C by columns, D at odd steps": Case(136, 265, 72, c="columns", d="odd", mode="random", seed=11),
 }  # fmt: skip
 
 
@@ -99,11 +102,15 @@ def check(launch, case: Case, c_dtype: str, padded: bool = True) -> None:  # typ
     c = holder[:, : case.n]
     if case.c == "row":
         c = c[:1].clone().expand(case.m, case.n)
+    elif case.c == "column":
+        c = c[:, :1].expand(case.m, case.n)
     elif case.c == "columns":
         c = c.t().contiguous().t()
     beyond = holder[:, case.n :].clone()
     want = case.alpha * (a.double() @ b.double()) + case.beta * c.double()
     d = c if case.d == "c" else torch.full_like(holder, float("nan"))[:, : case.n]
+    if case.d == "odd":
+        d = torch.full((case.m, case.n + 1 + case.n % 2), float("nan"), dtype=wide)[:, 1 : case.n + 1]
     launch(a, b, c if case.beta else None, d, case.alpha, case.beta)
     scale = abs(case.alpha) * (a.double().abs() @ b.double().abs()) + abs(case.beta) * c.double().abs()
     rounded = (want.to(wide).double() - want).abs()
