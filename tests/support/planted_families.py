@@ -77,7 +77,7 @@ FAMILIES = (
     _p("no fence before D is stored", GH, S, "        fence_async_shared()\n        mbarrier.arrive(slots.written", "        mbarrier.arrive(slots.written", 0, "tiles"),
     _p("store not waited for", GH, S, "                tma.store_wait(0)\n", "", 0, "tiles"),
     _p("C not waited for", GH, S, "        mbarrier.wait(slots.full.index(slot), lap & 1)\n", "        pass\n", 0, "tiles full"),
-    _p("D's slot asked for a lap early", GH, S, "        mbarrier.wait(slots.empty.index(slot), lap & 1 ^ 1)\n    if ADD_C", "        mbarrier.wait(slots.empty.index(slot), lap & 1)\n    if ADD_C", 0, "tiles empty"),
+    _p("D's slot asked for a lap early", GH, S, "        mbarrier.wait(slots.empty.index(slot), lap & 1 ^ 1)\n    if anyhow", "        mbarrier.wait(slots.empty.index(slot), lap & 1)\n    if anyhow", 0, "tiles empty"),
     _p("the first turn is nobody's", GH, S, "    mbarrier.arrive(turns.index(0), count=1)  # the first turn\n", "", 0, "turns"),
     _p("pieces do not all release", "gemm_hopper_c32", S, "full, barriers(STAGES, PIECES))", "full, barriers(STAGES, 1))", 0, "empty a b"),
     _p("sums overwritten while they are read", GB, S, "            if part == C_PARTS - 1:\n", "            if part == 0:\n", 0, "sums places tiles"),
@@ -88,7 +88,7 @@ FAMILIES = (
     # -- GEMM: addresses and numbers
     _p("rows of tiles walked together at the edge", GH, A, "    rows = gl.minimum(problem.rows - first, GROUP_M)\n", "    rows = GROUP_M\n"),
     _p("tiles counted down", GB, A, "gl.where(gl.program_id(0) < problem.last, 0, 1)", "gl.where(gl.program_id(0) + 1 < problem.last, 0, 1)"),
-    _p("columns of another part", GH, A, "        sums = right if part >> halvings(sums.shape[1]) - 1 & 1 else left\n", "        sums = left if part >> halvings(sums.shape[1]) - 1 & 1 else right\n"),
+    _p("columns of another part", GH, A, "        sums = right if part >> halvings(sums.shape[1], WIDTH) - 1 & 1 else left\n", "        sums = left if part >> halvings(sums.shape[1], WIDTH) - 1 & 1 else right\n"),
     _p("B by the row of A", GB, A, "copy_tile(b_desc, [k, column] if B_ROWS else [column, k], there, b.index(slot))", "copy_tile(b_desc, [k, row] if B_ROWS else [row, k], there, b.index(slot))"),
     _p("A by columns not turned", GC, A, "            a = a if A_ROWS else a.permute((1, 0))\n", ""),
     _p("the first sums kept", GB, N, "        use_sums = False\n", "        use_sums = turn > 1\n"),
