@@ -107,6 +107,14 @@ class RowTerms(ABC):
         return False
 
     @property
+    def counter_statements(self) -> tuple[str, ...]:
+        """Statements that set the counters of a block of queries to zero."""
+        if self.chained:
+            place = "((batch_head * chains + chain) * padded + row) // TILE_M"
+            return ("for chain in range(chains):", f"    tl.store(counters_ptr + 1 + {place}, 0.0)")
+        return ("tl.store(counters_ptr + 1 + (batch_head * padded + row) // TILE_M, 0.0)",)
+
+    @property
     def begins_early(self) -> bool:
         """Whether the launch after it may begin before it has ended, and waits where it needs what this one writes."""
         return False
