@@ -75,7 +75,8 @@ def measured_again(found: Sequence[Pair], machine: str | None = None, progress: 
 
     So both are always of one generator.
     """
-    points = read(AGAIN)
+    wanted = {end for pair in found for end in _ends(pair)}
+    points = [point for point in read(AGAIN) if point.key() in wanted]
     now = {
         _ends(pair): pair for pair in pairs(forecast_rows(points, kept_profiles(points, machine), machine, progress))
     }
