@@ -91,23 +91,19 @@ def by_k(each: int) -> Iterator[tuple[int, int, Drawn]]:
             )
 
 
+def joined(rows: int, columns: int, stages: int, c_stages: int, c_parts: int) -> GemmVariant:
+    """A kernel of joined warpgroups: its tile, slots of A and B and of C or sums, boxes of these."""
+    return GemmVariant("gemm_hopper", rows, columns, 64, stages, 1, c_stages, c_parts, 0, joined=1)
+
+
 def variants(wide: bool) -> dict[str, GemmVariant]:
     """Tiles that do not ship, by name, for a C of float32 (``wide``) or 16 bits."""
-    found = {}
-    for rows, columns, *forms in JOINED:
-        stages, c_stages, c_parts = forms[wide]
-        found[f"{rows} x {columns}, joined"] = GemmVariant(
-            "gemm_hopper", rows, columns, 64, stages, 1, c_stages, c_parts, 0, joined=1
-        )
-    return found
+    return {f"{rows} x {columns}, joined": joined(rows, columns, *forms[wide]) for rows, columns, *forms in JOINED}
 
 
 def shared() -> dict[str, GemmVariant]:
     """Those that share k and do not ship."""
-    return {
-        f"{rows} x {columns}, joined, parts": GemmVariant("gemm_hopper", rows, columns, 64, stages, 1, c_stages, c_parts, 0, joined=1)
-        for rows, columns, stages, c_stages, c_parts in SHARED
-    }  # fmt: skip
+    return {f"{rows} x {columns}, joined, parts": joined(rows, columns, *form) for rows, columns, *form in SHARED}
 
 
 def file_of(variant: GemmVariant, c_dtype: str, parted: bool, folder: Path) -> Path:
