@@ -24,7 +24,7 @@ from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.sm.simulate import steady_state
 from tilecast.validation.published.harness import RUN, clock_of
-from tilecast.validation.published.loops import loop_for, loop_of, read_loops, simulated
+from tilecast.validation.published.loops import LATEST, loop_for, loop_of, read_loops, release_of, simulated
 from tilecast.validation.published.points import (
     FA4_ON_HOPPER,
     MMA_SYNC_FAMILY,
@@ -164,7 +164,7 @@ def _running(chip: Machine, family: str) -> Machine:
 @lru_cache(maxsize=8192)
 def _forecast(
     workload: Workload, machine: str, watts: float | None, family: str, share: float | None, clock: str | float,
-    ends: bool = False, code: bool = True,
+    ends: bool = False, code: bool = True, release: str = LATEST,
 ) -> Answer:  # fmt: skip
     chip, work = _running(_board(machine, watts), family), workload.reduced()
     variant, _ = choose(work, chip, published_kernel(workload, chip, family, share, clock), clock=clock)
@@ -174,7 +174,7 @@ def _forecast(
         end / answer.tflops
         for end in interval(answer.tflops, fact_effects(work, chip, variant, clock, answer) if ends else ())
     )
-    roles = loop_for(work, chip, variant, share) if code and family else None
+    roles = loop_for(work, chip, variant, share, release) if code and family else None
     if roles is not None:
         answer = evaluate_loop(roles, work, chip, variant, clock)
     level = BEFORE if roles is None else COMPILED
@@ -199,12 +199,13 @@ def default_predictor(point: PublishedPoint, regime: str, ends: bool = False, co
     A locked clock is a ceiling: the power limit still holds below it.
     """
     what = point.workload, point.machine, point.board_power_w, point.family, point.emulated_share
+    release = release_of(point.source, point.workload.dtype)
     if regime == RUN:
-        launch = _forecast(*what, "short", code=code).time_ms * 1e-3
+        launch = _forecast(*what, "short", code=code, release=release).time_ms * 1e-3
         regime = clock_of(point.source, _board(point.machine, point.board_power_w), launch)
-    answer = _forecast(*what, regime, ends, code)
+    answer = _forecast(*what, regime, ends, code, release)
     if point.clock_mhz is not None and answer.clock_mhz > point.clock_mhz:
-        answer = _forecast(*what, point.clock_mhz, ends, code)
+        answer = _forecast(*what, point.clock_mhz, ends, code, release)
     return answer
 
 

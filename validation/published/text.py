@@ -98,7 +98,7 @@ def _levels(report: PublishedReport) -> list[str]:
     if not followed:
         return []
     return [
-        f"{followed} rows of FlashAttention-4 are forecast from its machine code (4.0.0b36), the others before compilation."
+        f"{followed} rows of FlashAttention-4 are forecast from the machine code of its releases, the others before compilation."
     ]
 
 
@@ -119,7 +119,7 @@ def _cycles(report: PublishedReport) -> list[str]:
     ]
     if report.loops:
         lines += [
-            "The same from machine code: the steady loop of flash-attn-4 4.0.0b36",
+            "The same from machine code: the steady loop of flash-attn-4 as released when they were profiled",
             *map(_cycle_line, report.loops),
             "  Constants are the machine files', none chosen on these; rules of the simulator were, with these cells in view "
             "(docs/machine-code.md)",

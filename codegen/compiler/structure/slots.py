@@ -186,7 +186,11 @@ def _gets_first_turn(site: Barrier, chosen: Sequence[Steady], shape: KernelShape
 
 
 def at_base(chosen: Sequence[Steady], shape: KernelShape) -> list[Steady]:
-    """The same where a role lost sight of where shared memory begins, and reads places from 0 on: with those that are set up."""
+    """The same where a role lost sight of where shared memory begins, and reads places from 0 on: with those that are set up.
+
+    A role that knows some of them has not lost it: what it waits for below the base is the system's own (a pair of CTAs that
+    allocates tensor memory meets there).
+    """
     known = {place for site, _ in shape.barriers for place in site.places}
 
     def place(step: Step) -> Step:
@@ -199,7 +203,13 @@ def at_base(chosen: Sequence[Steady], shape: KernelShape) -> list[Steady]:
             return step
         return dataclasses.replace(step, barriers=tuple(sites), first=step.first + _BASE if step.first >= 0 else -1)
 
-    return mapped(chosen, place)
+    def sees(one: Steady) -> bool:
+        steps = (*one.ahead, *one.repeated, *one.begin, *one.end)
+        return any(
+            not site.named and known & set(site.places) for step in steps if (site := one.site(step)) is not None
+        )
+
+    return [one if sees(one) else mapped([one], place)[0] for one in chosen]
 
 
 def mapped(chosen: Sequence[Steady], change: Callable[[Step], Step]) -> list[Steady]:

@@ -119,9 +119,9 @@ def test_products_around_an_inner_loop_are_refused_in_a_sentence() -> None:
         kernel(inner=tuple(inner))
 
 
-def turns(arrivals: int) -> KernelRoles:
+def turns(arrivals: int, *ahead: str) -> KernelRoles:
     """Two warpgroups that take turns: each waits at its own barrier and arrives at the other's.  Warp 0 brings the first turn ahead of the
-    loop; ``arrivals`` complete a phase."""
+    loop, after rows ``ahead``; ``arrivals`` complete a phase."""
 
     def group(mine: str, other: str) -> list[str]:
         return loop(f"main{mine}", f"SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR6+{mine}], R3",
@@ -132,7 +132,7 @@ def turns(arrivals: int) -> KernelRoles:
     rows = [
         *ROLES[:-2], *set_up, "SYNCS.EXCH.64 URZ, [UR6+0x20], UR8", "SYNCS.EXCH.64 URZ, [UR6+0x28], UR8",
         "UISETP.GT.U32.AND UP0, UPT, UR4, 0x3, UPT", "BRA.U UP0, {second}",
-        "SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR6+0x20], RZ", *group("0x20", "0x28"), "EXIT",
+        *ahead, "SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR6+0x20], RZ", *group("0x20", "0x28"), "EXIT",
         "second:", *group("0x28", "0x20"), "EXIT",
     ]  # fmt: skip
     return kernel_roles(kernel_shape(Binary("k.cubin", "kernel", "sm_90a", tuple(assemble(*rows)), 8, 1, 168, 0)))
@@ -142,6 +142,12 @@ def test_who_brings_the_first_turn_comes_no_more() -> None:
     """Any arrival completes a phase of a barrier of one; where two complete it, each role brings its own."""
     assert {b.name: b.arrivals_by_turns for b in turns(1).barriers} == {"0x420": 1, "0x428": 0}
     assert {b.name: b.arrivals_by_turns for b in turns(2).barriers} == {"0x420": 0, "0x428": 0}
+
+
+def test_barriers_of_the_system_below_shared_memory_are_none_of_the_kernel() -> None:
+    """A pair of CTAs that allocates tensor memory waits at 0x28; the kernel has one 0x400 further on, to which others arrive."""
+    first = turns(1, "UMOV UR9, 0x28", "SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR9], R3").roles[0]
+    assert [one.kind for one in first.ahead if one.kind != "plain"] == ["arrive"]
 
 
 MMA = "HMMA.16816.F32.BF16 R8, R4, R6, R8"
