@@ -80,7 +80,7 @@ def evaluate_backward(
 
     def seconds_at(ghz: float) -> float:
         return passed + sum(
-            max((run.cycles() - hidden[name]) / (ghz * 1e9), run.chip.hbm_seconds) for name, run in loops.items()
+            max((run.cycles() - hidden[name]) / (ghz * 1e9), run.memory_seconds(ghz)) for name, run in loops.items()
         )
 
     settled = settled_clock(machine, _activity(workload, made, loops), seconds_at, clock)
@@ -93,7 +93,7 @@ def evaluate_backward(
             launches.append(LaunchRun(kernel, rows[kernel.name] + launch, rows[kernel.name], launch, None))
             continue
         under = hidden[kernel.name]
-        on_sms, memory = (run.cycles() - under) / (settled.mhz * 1e6), run.chip.hbm_seconds
+        on_sms, memory = (run.cycles() - under) / (settled.mhz * 1e6), run.memory_seconds(settled.mhz / 1e3)
         launches.append(
             LaunchRun(kernel, max(on_sms, memory) + launch, memory if memory > on_sms else 0.0, launch, run, under)
         )

@@ -22,6 +22,7 @@ from tilecast.model.chip.launch import (
 )
 from tilecast.model.chip.tiles import HeadTiles, head_tiles
 from tilecast.model.compiled.roles.loop_code import LoopCode
+from tilecast.model.compiled.units.fetch import far_cycles, near_cycles
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.backward.kernels import LoopKernel, RowKernel, seen_from_keys
@@ -32,6 +33,7 @@ from tilecast.model.training.turns.play import play
 _MOST_PLAYED = 1 << 15
 #: Share of L2 that data read by every SM can use (`chip.launch`).
 _SHARED_L2 = 0.5
+_INSTRUCTION_BYTES = 16.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +43,16 @@ class LoopRun:
     kernel: LoopKernel
     chip: ChipRun
     trace: SmTrace
+    #: Cycles before the first bytes are asked for and behind the last, where its instructions are counted.
+    apart_cycles: float = 0.0
 
     def cycles(self) -> float:
         """Of the SM that is done last, or of L2."""
         return max(self.chip.makespan_cycles, self.chip.l2_floor_cycles)
+
+    def memory_seconds(self, ghz: float) -> float:
+        """Until the last byte has come and gone, at that clock of the SMs."""
+        return self.chip.hbm_seconds + self.apart_cycles / (ghz * 1e9)
 
 
 def tiles_of(kernel: LoopKernel, workload: Workload) -> tuple[HeadTiles, int]:
@@ -80,8 +88,14 @@ def run_loop(kernel: LoopKernel, workload: Workload, machine: Machine, code: Loo
         pace, extra = code.cycles, code.masked_extra
         # The code's first loads come from L2; what goes before its first instruction is the launch's.
         start, finish = start - p.prologue_cycles + machine["launch.cta_start_cycles"], code.ends
+    ahead, inside_loop, behind = kernel.instructions
     count = tiles.count * heads
     slots = int(machine["chip.sm_count"]) // p.cta_group * p.ctas_per_sm
+    # Programs of one SM fetch their code each for itself where the first cache does not hold it.
+    several = 1.0
+    if _INSTRUCTION_BYTES * sum(kernel.instructions) > machine.get("code.l1_bytes", 0.0):
+        several = min(p.ctas_per_sm, max(1.0, count * p.ctas_per_sm / slots))
+    start, finish = (edge + several * each * near_cycles(machine) for edge, each in ((start, ahead), (finish, behind)))
     # Blocks that see nothing still write zeros.
     between, exposed = start + finish, count
     if kernel.turnaround_cycles is not None:
@@ -90,6 +104,10 @@ def run_loop(kernel: LoopKernel, workload: Workload, machine: Machine, code: Loo
     per_tile = loop + between
     edges = float(edge_memory_cycles(edge_memory_rates(p, machine), exposed, slots, False, p.tiles_overlap))
     edges += start + finish - between
+    # The first program on an SM has its code from far, that of the loop while it goes round for the first time.
+    far = far_cycles(machine)
+    first = (ahead + behind) * (far - near_cycles(machine)) + max(0.0, inside_loop * far - pace)
+    edges += first
     makespan, waited = _makespan(per_tile, tiles, heads, slots, kernel)
     makespan += edges
     share = tiles.weight * heads / slots
@@ -106,7 +124,7 @@ def run_loop(kernel: LoopKernel, workload: Workload, machine: Machine, code: Loo
         iterations=tiles.total_iterations * heads, l2_bytes=l2, hbm_bytes=hbm, l2_floor_cycles=floor,
         hbm_seconds=hbm / (machine["hbm.tbps_achieved"] * 1e12),
     )  # fmt: skip
-    return LoopRun(kernel, chip, trace)
+    return LoopRun(kernel, chip, trace, start + ahead * (far - near_cycles(machine)) + finish if ahead else 0.0)
 
 
 def _makespan(
@@ -169,9 +187,13 @@ def _traffic(
 
 
 def row_seconds(kernel: RowKernel, machine: Machine) -> float:
-    """Seconds of a kernel that passes over its rows once: their bytes, after the first of them have come, which beside another they have."""
-    mhz = machine["chip.clock_max_mhz"]
-    start = (machine["launch.cta_start_cycles"] + machine["tma.latency_hbm_cycles"]) / (mhz * 1e6)
-    return start * (not kernel.beside) + (kernel.read_bytes + kernel.write_bytes) / (
-        machine["hbm.tbps_achieved"] * 1e12
-    )
+    """Seconds of a kernel that passes over its rows once: their bytes, after the first of them have come, which beside another they have.
+
+    Where its instructions are counted: no sooner than a program has run them and waited.
+    """
+    hz = machine["chip.clock_max_mhz"] * 1e6
+    start = machine["launch.cta_start_cycles"] + machine["tma.latency_hbm_cycles"]
+    moved = (kernel.read_bytes + kernel.write_bytes) / (machine["hbm.tbps_achieved"] * 1e12)
+    later = kernel.again * near_cycles(machine) + kernel.waits * machine.get("hbm.latency_cycles", 0.0)
+    code = kernel.instructions * far_cycles(machine)
+    return (start * (not kernel.beside) + code) / hz + max(moved, later / hz)

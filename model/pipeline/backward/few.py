@@ -8,6 +8,7 @@ sequences as there are parts, whose keys are a part's.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from tilecast.model.kernel.variants.hopper.few_backward import (
     FewBackwardVariant,
@@ -29,9 +30,19 @@ from tilecast.model.pipeline.fa3 import arithmetic, product
 from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step, of_tile
 from tilecast.model.pipeline.hopper.order import ROWS
 
-#: Instructions of a warp and step that do not scale with the tile: on the ALU, on the FMA pipe, others, as in loops over keys that own
-#: queries (`fa2`); registers of a thread beside sums and score tiles, of which addresses take many, and the most it can have.
-_STEP = 1.0, 9.0, 86.0
+#: Instructions of a warp and step that are neither products nor softmax, counted in the machine code of what ships with 16 to 128 rows
+#: (Triton 3.6): on the ALU and the FMA pipe for each 16 bytes that a thread copies (addresses and bounds, of stores too), on the ALU for
+#: each score (is there a key), others: whatever it has, and for each product (descriptors).
+_PIECE, _SCORE, _OTHERS = (15.0, 5.5), 1.75, (10.0, 3.3)
+#: Barriers of a step: of dS, and before and behind what changes layout, which more than 128 columns do in three rounds.
+_BARRIERS, _ROUNDS = 3, 3
+#: Instructions of a program ahead of its loop, of the loop, and behind it, counted likewise: whatever it has; for each element of Q, dO and O
+#: that a thread has, and row; for each product, piece and score; for each element of dQ.
+_AHEAD, _LOOP, _BEHIND = (535.0, 5.9, 8.0), (90.0, 4.0, 19.0, 7.2), (70.0, 4.1)
+#: The same of the launch that adds parts up, ahead and for each sixteen of them, whose loads share so few registers that they wait for
+#: memory five times, one after the other.
+_SUM, _SUM_PARTS, _SUM_WAITS = (130.0, 330.0), 16, 5
+#: Registers of a thread beside sums and score tiles, of which addresses take many, and the most it can have.
 _OTHER_REGISTERS, _MOST_REGISTERS = 96, 255
 #: Bytes of a warp instruction that copies or stores 16 bytes a lane.
 _LANE_BYTES = 512
@@ -59,13 +70,29 @@ def build(workload: Workload, variant: FewBackwardVariant, machine: Machine) -> 
     row = 2 * wide * w.dtype_bytes
     main = kernels.LoopKernel(
         "gradients", "queries", _pipeline(w, v, machine, parts), 2.0 * (3 * w.head_dim_qk + 2 * w.head_dim_v),
-        step_bytes=v.tile_n * row, row_bytes=row, problem=seen,
+        step_bytes=v.tile_n * row, row_bytes=row, problem=seen, instructions=instructions(w, v),
     )  # fmt: skip
     if parts == 1:
         return kernels.BackwardPass((main,))
     elements = float(w.batch * w.heads_kv * rows * w.head_dim_qk)
-    return kernels.BackwardPass(
-        (main, kernels.RowKernel("sum of dQ", parts * elements * kernels.FLOAT, elements * w.dtype_bytes))
+    rounds = -(-parts // _SUM_PARTS)
+    added = kernels.RowKernel(
+        "sum of dQ", parts * elements * kernels.FLOAT, elements * w.dtype_bytes, instructions=sum(_SUM),
+        again=(rounds - 1) * _SUM[1], waits=rounds * _SUM_WAITS - 1,
+    )  # fmt: skip
+    return kernels.BackwardPass((main, added))
+
+
+def instructions(workload: Workload, variant: FewBackwardVariant) -> tuple[float, float, float]:
+    """Instructions of a program ahead of its loop, in it, and behind it."""
+    w, v, rows, threads = workload, variant, tile_rows(workload), 32 * variant.warps
+    d, dv = columns(w.head_dim_qk), columns(w.head_dim_v)
+    held, summed = rows * (d + 2 * dv) / threads, d * rows / threads
+    loop = _Warpgroup.counted(w, v)
+    return (
+        _AHEAD[0] + _AHEAD[1] * held + _AHEAD[2] * rows,
+        _LOOP[0] + _LOOP[1] * loop.products + _LOOP[2] * loop.pieces + _LOOP[3] * loop.scores,
+        _BEHIND[0] + _BEHIND[1] * summed,
     )
 
 
@@ -85,9 +112,10 @@ def ctas_per_sm(variant: FewBackwardVariant, workload: Workload, machine: Machin
 
 def _pipeline(w: Workload, v: FewBackwardVariant, m: Machine, parts: int) -> Pipeline:
     """The loop of the programs of one SM, which do not keep step."""
-    ctas = ctas_per_sm(v, w, m)
-    groups = v.warps // WARPS
-    loops = [_Warpgroup(w, v, m, s) for s in range(ctas * groups)]
+    groups, programs = v.warps // WARPS, w.batch * w.heads_kv * parts
+    # Programs go to SMs that have none before they share one.
+    ctas = min(ctas_per_sm(v, w, m), -(-programs // int(m["chip.sm_count"])))
+    loops = [_Warpgroup(w, v, m, s, programs) for s in range(ctas * groups)]
     ops, rows = loops[0].ops(), rows_of(w)
     d, dv, size = w.head_dim_qk, w.head_dim_v, w.dtype_bytes
     owned = rows * (d + 2 * dv) * size
@@ -111,16 +139,47 @@ def _pipeline(w: Workload, v: FewBackwardVariant, m: Machine, parts: int) -> Pip
     )  # fmt: skip
 
 
-class _Warpgroup(Warpgroups):
-    """A warpgroup of one program: its share of the rows of every product."""
+class _Step(NamedTuple):
+    """What a thread of a program does in a step, in instructions of its warp: products, copies of 16 bytes, scores."""
 
-    def __init__(self, w: Workload, v: FewBackwardVariant, m: Machine, index: int) -> None:
+    products: float
+    pieces: float
+    scores: float
+
+
+class _Warpgroup(Warpgroups):
+    """A warpgroup of one program: its share of the rows of every product.
+
+    Of 64 keys two warpgroups have half of the columns of dV and dK each, and both all of the scores, which those are made from.
+    """
+
+    def __init__(self, w: Workload, v: FewBackwardVariant, m: Machine, index: int, programs: int) -> None:
         super().__init__(w, m)
+        #: Bytes a clock that memory has for an SM.
+        self.share = m.bytes_per_clk(m["hbm.tbps_achieved"], m.rated_mhz) * max(1.0, m["chip.sm_count"] / programs)
         self.v, self.s, self.role = v, index, f"warps{index}"
         self.groups = v.warps // WARPS
         self.rows = tile_rows(w)
+        #: Warpgroups that the keys of a step are divided among.
+        self.apart = min(self.groups, v.tile_n // ROWS)
         #: Elements of its part of a score tile.
-        self.elements = float(v.tile_n * self.rows) / self.groups
+        self.elements = float(v.tile_n * self.rows) / self.apart
+        # K and V are read once, so they come from memory.
+        self.landed = m["tma.latency_hbm_cycles"]
+
+    @staticmethod
+    def counted(w: Workload, v: FewBackwardVariant) -> _Step:
+        """Instructions of a step that go by its tiles."""
+        rows, d, dv = tile_rows(w), columns(w.head_dim_qk), columns(w.head_dim_v)
+        groups = v.warps // WARPS
+        apart = min(groups, v.tile_n // ROWS)
+        halves, keys = groups // apart, v.tile_n / ROWS / apart
+        deep = 16.0
+        scores = keys * halves * (d + dv) / deep
+        sums = 2.0 * keys * max(1.0, rows / deep)
+        queries = d / ROWS / groups * v.tile_n / deep
+        pieces = v.tile_n * (d + dv) * w.dtype_bytes / 16.0 / (32 * v.warps)
+        return _Step(scores + sums + queries, pieces, v.tile_n * rows / (128.0 * apart))
 
     def mma(self, name: str) -> Op:
         """One product of a step: keys down, but of dQ^T columns."""
@@ -130,8 +189,12 @@ class _Warpgroup(Warpgroups):
             "s": (v.tile_n, rows, d, "smem"), "dp": (v.tile_n, rows, dv, "smem"), "dv": (v.tile_n, dv, rows, "register"),
             "dk": (v.tile_n, d, rows, "register"), "dq": (d, rows, v.tile_n, "smem"),
         }[name]  # fmt: skip
+        halves = self.groups // self.apart
+        if name != "dq":
+            # Where keys are not divided columns are: of scores each warpgroup makes all, one half after the other.
+            n //= halves
         one = product(w, self.m, f"{name}{self.s}", name, self.role, self.s, n, k, home)
-        tiles = down / ROWS / self.groups
+        tiles = down / ROWS / (self.groups if name == "dq" else self.apart) * (halves if name in ("s", "dp") else 1)
         return one._replace(
             demand=tuple((unit, tiles * cycles) for unit, cycles in one.demand), min_cycles=tiles * one.min_cycles,
             issue_cycles=tiles * one.issue_cycles, instructions=tuple((pipe, tiles * n) for pipe, n in one.instructions),
@@ -140,7 +203,9 @@ class _Warpgroup(Warpgroups):
     def loads(self, name: str, width: int) -> Op:
         """Its part of a tile of K or V, copied by its threads."""
         m, size = self.m, self.v.tile_n * width * self.w.dtype_bytes / self.groups
-        busy, count = common.load_cycles(m, size), size / _LANE_BYTES / WARPS
+        # As fast as memory serves all SMs that have programs; of keys that are not there nothing comes.
+        there = min(1.0, self.w.seqlen_k / self.v.tile_n)
+        busy, count = max(common.load_cycles(m, size), there * size / self.share), size / _LANE_BYTES / WARPS
         demand = (("tma", busy), ("smem", size / m["smem.bytes_per_clk"]), ("issue", count))
         return Op(
             f"{name}{self.s}", "load", f"load{self.s}", demand, max(busy, *(c for _, c in demand)), engine="tma", issue_cycles=count,
@@ -157,18 +222,22 @@ class _Warpgroup(Warpgroups):
     def ops(self) -> list[Op]:
         w, m, s = self.w, self.m, self.s
         exp, ds = probabilities(m, w, self.elements), differences(m, w, self.elements)
-        share = self.elements * w.dtype_bytes
+        share = self.elements * w.dtype_bytes * self.apart / self.groups
+        rounds = sum(_ROUNDS if columns(width) > 128 else 1 for width in (w.head_dim_qk, w.head_dim_v))
+        # That of dS is waited for by the other warpgroup's product.
         holds = {
             "ahead": self.poll + AHEAD_OF_QK_CYCLES, "have_s": self.poll, "have_dp": self.poll, "have_dv": self.poll,
-            "have_dk": self.poll, "behind": BEHIND_PV_CYCLES + 2 * self.barrier,
+            "have_dk": self.poll, "behind": BEHIND_PV_CYCLES + (_BARRIERS + rounds - 1) * self.barrier,
         }  # fmt: skip
+        counted = self.counted(w, self.v)
+        alu, fma = (each * counted.pieces for each in _PIECE)
         return [
             self.loads("load_k", w.head_dim_qk), self.loads("load_v", w.head_dim_v), *(self.mma(name) for name in _PRODUCTS),
             arithmetic(m, f"exp{s}", "exp", self.role, s, exp, common.ramp_latency(m), common.one_warp_cycles(m, exp)),
             arithmetic(m, f"ds{s}", "ds", self.role, s, ds, m["fma.latency_cycles"] + m["alu.latency_cycles"], common.one_warp_cycles(m, ds)),
             self.shared(f"share{s}", "store", self.role, s, share, share / _LANE_BYTES / WARPS, loads=False),
             self.leaves("out_v", w.head_dim_v), self.leaves("out_k", w.head_dim_qk),
-            arithmetic(m, f"step{s}", "step", self.role, s, step_work(m, *_STEP), 0.0),
+            arithmetic(m, f"step{s}", "step", self.role, s, step_work(m, alu + _SCORE * counted.scores, fma, _OTHERS[0] + _OTHERS[1] * counted.products), 0.0),
             *(self.hold(f"{name}{s}", self.role, cycles, s) for name, cycles in holds.items()),
         ]  # fmt: skip
 

@@ -48,6 +48,8 @@ class LoopKernel:
     beside: bool = False
     #: The problem as its programs see it where that is not the launch's: of keys that are parted each part is a sequence.
     problem: Workload | None = None
+    #: Instructions of a program ahead of its loop, in it and behind it, where they are counted: a launch's first ones are in no cache.
+    instructions: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,10 @@ class RowKernel:
     write_bytes: float
     #: Whether it begins beside the launch before, and its first bytes come under that.
     beside: bool = False
+    #: Instructions of a program where they are counted, those that it runs again, and how often it waits for memory after the first time.
+    instructions: float = 0.0
+    again: float = 0.0
+    waits: int = 0
 
 
 @dataclass(frozen=True, slots=True)

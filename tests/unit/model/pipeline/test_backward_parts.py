@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 from tilecast.model.pipeline.backward.kernels import LoopKernel
 from tilecast.model.pipeline.backward.parts import part_keys, parts_of, query_head_parts
-from tilecast.model.training.launch import tiles_of
+from tilecast.model.training.evaluate import evaluate_backward
+from tilecast.model.training.launch import run_loop, tiles_of
 
 H200 = load_machine("h200-sxm")
 LENGTHS = st.integers(1, 40_000)
@@ -169,6 +171,38 @@ def test_few_rows_are_as_fast_as_others_where_they_are_preferred() -> None:
         few = [us for name, us in found.items() if name.startswith("few")]
         if heads_q // heads_kv * queries <= 64 and (queries <= 32 or dim == 64 or (dim == 128 and keys <= 128)):
             assert min(few) < found["others"], (heads_q, heads_kv, queries, keys, dim)
+
+
+def test_few_rows_are_forecast_as_long_as_they_take() -> None:
+    """What ships, in the parts that its rule takes: code from far, copies of memory, and sums of parts are in it."""
+    errors = []
+    for (batch, heads_q, heads_kv, queries, keys, dim, causal), found in timed("h200_backward_few.csv").items():
+        work = Workload(batch, heads_q, heads_kv, queries, keys, dim, dim, "causal" if causal else "none")
+        if dim == 192:  # of 128 columns of V
+            work = Workload(batch, heads_q, heads_kv, queries, keys, 192, 128, work.mask)
+        rows = heads_q // heads_kv * queries
+        tile_n, warps, stages = {64: (128, 8, 3) if rows > 64 else (64, 4, 3), 128: (64, 4, 2) if keys <= 128 else (128, 8, 2)}.get(
+            dim, (64, 8, 2)
+        )  # fmt: skip
+        asked = part_keys(heads_kv, rows, keys, tile_n, 1 << (dim - 1).bit_length(), 132)
+        parts = math.ceil(keys / asked)
+        us = [us for name, us in found.items() if name.startswith(f"few bn{tile_n} w{warps} s{stages} keys")
+              and math.ceil(keys / int(name.rpartition("keys")[2])) == parts]  # fmt: skip
+        if us:
+            variant = FewBackwardVariant(rows=max(16, 1 << (rows - 1).bit_length()), tile_n=tile_n, warps=warps, stages=stages)  # fmt: skip
+            errors.append(evaluate_backward(work, H200, variant, 1980.0).seconds * 1e6 / us[0] - 1)
+    assert len(errors) >= 22
+    assert sum(map(abs, errors)) / len(errors) < 0.16 and abs(sum(errors)) / len(errors) < 0.12
+
+
+def test_code_that_no_cache_holds_makes_a_launch_longer() -> None:
+    """By its instructions: from far once, again for each program that shares an SM where the first cache does not hold them."""
+    work = Workload(14, 5, 5, 24, 24)
+    (main,) = build_backward(work, FewBackwardVariant(rows=32), H200).loops
+    bare = replace(main, instructions=(0.0, 0.0, 0.0))
+    longer = run_loop(main, work, H200).cycles() - run_loop(bare, work, H200).cycles()
+    far = H200["code.fetch_far_cycles"] * (main.instructions[0] + main.instructions[2])
+    assert far - 1.0 < longer < far + H200["code.fetch_far_cycles"] * main.instructions[1]
 
 
 @given(st.integers(1, 128), st.integers(1, 5000), st.integers(1, 600))
