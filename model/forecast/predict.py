@@ -26,6 +26,7 @@ from tilecast.model.machine.machine import Machine, machine_of
 from tilecast.model.search.best import best
 from tilecast.model.sm.bounds import bounds
 from tilecast.model.sm.simulate import critical_recurrence
+from tilecast.model.step.short import short_note
 
 if TYPE_CHECKING:
     from tilecast.model.compiled.evaluate import CompiledVariant
@@ -162,7 +163,7 @@ def _explain(
         bounds=bounds(answer.pipeline), binding=bound, critical=critical_recurrence(answer.trace), chip=answer.chip,
         waterfall=waterfall(workload, machine, answer, family_of(variant).fused), fact_effects=effects,
         outside_calibrated_range=outside_checked_range(workload, machine), model_error=model_error(workload, machine, _checked_as(made)),
-        notes=(*decode_note(workload, machine, clock, answer.seconds), *notes), compiled=level,
+        notes=(*(short_note(workload, machine, answer.seconds) or decode_note(workload, machine, clock, answer.seconds)), *notes), compiled=level,
     )  # fmt: skip
 
 

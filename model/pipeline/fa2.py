@@ -45,10 +45,10 @@ _BARRIERS = {True: (0, 1, 2), False: (5, 4, 1)}
 def build(workload: Workload, variant: Fa2Variant, machine: Machine) -> Pipeline:
     """The forward loop of ``variant``; legality is the caller's business (`variant.legality`)."""
     ctas = ctas_per_sm(variant, workload, machine)
-    made = _build(workload, variant, machine, ctas)
+    made = build_of(workload, variant, machine, ctas)
     if ctas == 1 or variant.warps == 4 or not by_wgmma(variant, machine):
         return made
-    one = _build(workload, variant, machine, 1)
+    one = build_of(workload, variant, machine, 1)
     mask = tuple((name, tuple((unit, ctas * cycles) for unit, cycles in extra)) for name, extra in one.mask_demand)
     return replace(made, in_step=replace(one, ops=tuple(_shared(op, ctas) for op in one.ops), mask_demand=mask))
 
@@ -65,7 +65,7 @@ def _shared(op: Op, ctas: int) -> Op:
     )
 
 
-def _build(workload: Workload, variant: Fa2Variant, machine: Machine, ctas: int) -> Pipeline:
+def build_of(workload: Workload, variant: Fa2Variant, machine: Machine, ctas: int) -> Pipeline:
     """The loop of ``ctas`` CTAs that do not keep step."""
     streams = ctas * variant.warps // 4
     rows = rows_of_stream(variant, machine)
