@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -53,6 +53,7 @@ def evaluate(workload: Workload, machine: Machine, variant: Variant, clock: str 
 def timed(workload: Workload, machine: Machine, pipeline: Pipeline, chip: ChipRun, clock: str | float) -> Evaluation:
     """A fused launch that was played on the chip, at the clock that its power allows."""
     activity = launch_activity(workload, machine, pipeline, chip.iterations, chip.l2_bytes, chip.hbm_bytes)
+    activity = replace(activity, busy=min(1.0, chip.mean_cycles / chip.makespan_cycles))
     cycles = max(chip.makespan_cycles, chip.l2_floor_cycles)
     settled = settled_clock(machine, activity, length(cycles, chip.hbm_seconds), clock)
     launch = machine["launch.kernel_us"] * 1e-6

@@ -11,7 +11,9 @@ Energy terms come from matrix products, arithmetic streams and copies, never fro
 
 Two regimes exist and are both predicted.  *Sustained* is seconds of back-to-back work: the board limit holds.
 *Short* is what benchmark harnesses publish, tens of milliseconds: the limiter lets power overshoot for a while,
-by the amount the same boards show for short matrix products (``power.short_run_w``).  Work that begins at rest and lasts
+by the amount the same boards show for short matrix products (``power.short_run_w``).  That limiter goes by what is drawn within some
+20 us, not by a launch's mean: while all SMs work the clock is that of their power, from a launch's begin on and however long it is, and
+where the last wave leaves SMs idle it rises at once (data/measured/h200_clock_in_launch.csv).  Work that begins at rest and lasts
 between the two ("300ms") runs as in a short run until the limiter reacts (``power.reaction_s``, measured:
 data/measured/h200_settling.csv) and then at the settled clock; its clock is the mean over that time.
 """
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +52,8 @@ class Activity:
     unit_cycles: tuple[tuple[str, float], ...]
     l2_bytes: float
     hbm_bytes: float
+    #: SMs at work over all, in the mean over the launch: less than 1 by its last wave.
+    busy: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +138,41 @@ def _range(machine: Machine, regime: str) -> tuple[float, float, float]:
     return limit, _LOWEST_MHZ, machine["chip.clock_max_mhz"] * machine["power.tensor_clock_share"]
 
 
+def tail_share(busy: Any) -> Any:
+    """Share of a launch in which its last wave is under way, where its SMs leave it one after the other: half of them work then."""
+    return np.minimum(1.0, 2.0 * (1.0 - busy))
+
+
+def _tail(activity: Activity) -> Activity:
+    """What is done in that share, for the length in which all SMs work: half of it."""
+    units = tuple((unit, 0.5 * cycles) for unit, cycles in activity.unit_cycles)
+    halves = (0.5 * each for each in (activity.tensor_flop, activity.l2_bytes, activity.hbm_bytes))
+    flop, l2_bytes, hbm_bytes = halves
+    return Activity(flop, activity.dtype, units, l2_bytes, hbm_bytes)
+
+
+def _in_phases(machine: Machine, activity: Activity, seconds_at: Length) -> Clock:
+    """The short clock of a launch whose last wave does not fill the SMs: the mean of the clocks while all work and in that wave, and no
+    more than its mean power allows."""
+    busy, whole = activity.busy, replace(activity, busy=1.0)
+    mean = settle(machine, whole, seconds_at, "short")
+
+    def at_work(ghz: float) -> float:
+        return busy * seconds_at(ghz)
+
+    full, tail = (settle(machine, each, at_work, "short") for each in (whole, _tail(whole)))
+    if full.bound == "boost":
+        return mean
+    share = float(tail_share(busy))
+    mhz = 1.0 / ((1.0 - share) / full.mhz + share / tail.mhz)
+    return replace(full, mhz=mhz) if mhz < mean.mhz else mean
+
+
 def settle(machine: Machine, activity: Activity, seconds_at: Length, regime: str) -> Clock:
     """`settle_clock` for work of any length; at 100 MHz where even that draws more than the limit."""
     share = _short_share(machine, regime)
+    if regime == "short" and activity.busy < 1.0:
+        return _in_phases(machine, activity, seconds_at)
     if share is not None:
         short, settled = (settle(machine, activity, seconds_at, name) for name in ("short", "sustained"))
         mhz, power = (
@@ -180,6 +216,17 @@ def settled_mhz(
         )
         return share * short + (1.0 - share) * settled
     limit, low, high = _range(machine, regime)
+    busy = np.broadcast_to(np.asarray(activity.busy, dtype=np.float64), busy_cycles.shape)
+    if regime == "short" and (busy < 1.0).any():
+        # As `_in_phases`, each for itself.
+        whole = replace(activity, busy=1.0)
+        mean = settled_mhz(machine, whole, busy_cycles, hbm_seconds, regime)
+        full, tail = (
+            settled_mhz(machine, each, busy * busy_cycles, busy * hbm_seconds, regime) for each in (whole, _tail(whole))
+        )
+        part = tail_share(busy)
+        phases = 1.0 / ((1.0 - part) / full + part / tail)
+        return np.where((busy < 1.0) & (full < high), np.minimum(phases, mean), mean)
 
     least = np.maximum(hbm_seconds, 1e-12)
 

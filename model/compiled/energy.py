@@ -23,7 +23,8 @@ def activity(code: KernelCode, work: Workload, machine: Machine, seen: CompiledF
     """
     done = executed(code, work, machine)
     cycles = tuple((pipe, done.instructions.get(pipe, 0.0) * _LANES / machine[rate]) for pipe, rate in _RATES.items())
-    return Activity(done.flop, work.dtype, cycles, seen.l2_bytes, seen.memory_bytes)
+    busy = min(1.0, seen.mean_cycles / seen.span_cycles) if seen.span_cycles else 1.0
+    return Activity(done.flop, work.dtype, cycles, seen.l2_bytes, seen.memory_bytes, busy)
 
 
 def clock_of(code: KernelCode, work: Workload, machine: Machine, seen: CompiledForecast, regime: str) -> Clock:

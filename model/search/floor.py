@@ -8,7 +8,7 @@ from the variant's own loop as simulated if all blocks were plain ones, and with
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import compress
 from typing import Any
@@ -82,8 +82,12 @@ class _Tiling:
         if self.alike:
             return -(-self.count // self.slots) * longest
         # It is done no sooner than all are on average, nor than the longest tile.
-        average: NDArray[np.float64] = per_tile @ self.times * (self.tiles.weight * self.heads / self.slots)
-        return np.maximum(average, longest)
+        return np.maximum(self.average(per_tile), longest)
+
+    def average(self, per_tile: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Cycles of a slot in the mean, for rows of cycles by kind of tile."""
+        found: NDArray[np.float64] = per_tile @ self.times * (self.tiles.weight * self.heads / self.slots)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +103,10 @@ class _Launches:
     hbm_bytes: NDArray[np.float64]
 
 
-#: (tiling, variants by position, how each deals) -> cycles of their tiles on the machine's SMs.
-_SmCycles = Callable[[_Tiling, NDArray[np.int64], list[Dealing]], NDArray[np.float64]]
+#: (tiling, variants by position, how each deals) -> cycles of their tiles on the machine's SMs, and SMs at work over all (`Activity.busy`).
+_SmCycles = Callable[
+    [_Tiling, NDArray[np.int64], list[Dealing]], tuple[NDArray[np.float64], float | NDArray[np.float64]]
+]
 
 
 class Floors:
@@ -163,14 +169,15 @@ class Floors:
             self._deal(self.groups.schedulers[order], number) for order, number in zip(index, numbers, strict=True)
         ]
         cycles = np.empty(len(index))
+        busy: Any = np.ones(len(index))
         for number in np.unique(numbers):
             here = np.flatnonzero(numbers == number)
-            cycles[here] = sm_cycles(launches.tilings[number], index[here], [deals[i] for i in here])
+            cycles[here], busy[here] = sm_cycles(launches.tilings[number], index[here], [deals[i] for i in here])
         cycles = np.maximum(cycles, launches.l2_cycles[launch])
         hbm_bytes = launches.hbm_bytes[[int(deal.order == "longest") for deal in deals], launch]
         hbm = hbm_bytes / (self.machine["hbm.tbps_achieved"] * 1e12)
         if isinstance(self.clock, str):
-            activity = _of(launches.activity, launch, hbm_bytes)
+            activity = replace(_of(launches.activity, launch, hbm_bytes), busy=busy)
             mhz: float | NDArray[np.float64] = settled_mhz(self.machine, activity, cycles, hbm, self.clock)
         else:
             mhz = float(self.clock)
@@ -186,12 +193,16 @@ class Floors:
             deal = self._deals[scheduler, number] = dealing(self.family, run)
         return deal
 
-    def _on_average(self, level: Level, tiling: _Tiling, orders: NDArray[np.int64], deals: list[Dealing]) -> NDArray[np.float64]:  # fmt: skip
+    def _on_average(
+        self, level: Level, tiling: _Tiling, orders: NDArray[np.int64], deals: list[Dealing]
+    ) -> tuple[NDArray[np.float64], float]:
         """Cycles of all tiles on the machine's SMs at least, however they are dealt."""
         per_tile, once = self._least(tiling, Costs.read(level.rows(orders)), deals)
-        return tiling.spread(per_tile) + once
+        return tiling.spread(per_tile) + once, 1.0
 
-    def _dealt(self, tiling: _Tiling, orders: NDArray[np.int64], deals: list[Dealing]) -> NDArray[np.float64]:
+    def _dealt(
+        self, tiling: _Tiling, orders: NDArray[np.int64], deals: list[Dealing]
+    ) -> tuple[NDArray[np.float64], float]:
         """The same as they are dealt."""
         per_tile, once = self._least(tiling, Costs.read(self.groups.operations.rows(orders)), deals)
         cycles = tiling.spread(per_tile)
@@ -199,7 +210,7 @@ class Floors:
         unlike = per_tile.max(axis=1) - per_tile.min(axis=1) > 1.0
         if not tiling.alike and unlike.any():
             cycles[unlike] = self._makespans(tiling, per_tile[unlike], list(compress(deals, unlike)))
-        return cycles + once
+        return cycles + once, 1.0
 
     def _least(self, tiling: _Tiling, costs: Costs, deals: list[Dealing]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
         """Cycles of each kind of tile if the loops take what ``costs`` say, and what the launch takes besides."""
@@ -219,7 +230,7 @@ class Floors:
 
     def _simulated(
         self, tiling: _Tiling, orders: NDArray[np.int64], deals: list[Dealing], *, masks: bool = False
-    ) -> NDArray[np.float64]:
+    ) -> tuple[NDArray[np.float64], float | NDArray[np.float64]]:
         """Cycles of all tiles, without ``masks`` if all blocks were plain ones: on average where those as dealt say nothing of masked ones,
         and where dealing them takes longer than simulating the loop."""
         loops = Loops.read(self.groups.loop.rows(orders))
@@ -236,8 +247,14 @@ class Floors:
         columns = (around.start, around.finish, loops.turnaround, loops.busiest, late)
         per_tile = whole_tiles(cycles, tiling.blocks, stays[:, None], *(column[:, None] for column in columns))
         if not masks and (not tiling.compares or tiling.count > _MANY):
-            return tiling.spread(per_tile) + once
-        return self._makespans(tiling, per_tile, deals) + once
+            return tiling.spread(per_tile) + once, 1.0
+        longest = self._makespans(tiling, per_tile, deals) + once
+        if not masks:
+            return longest, 1.0
+        started = once * min(1.0, tiling.count / tiling.slots)
+        at_work = np.minimum(1.0, (tiling.average(per_tile) + started) / longest)
+        # Where tiles go to the slot that is free first the longest is not known.
+        return longest, np.where([deal.hand == "free" for deal in deals], 1.0, at_work)
 
     def _once(self, tiling: _Tiling, around: Around, deals: list[Dealing]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:  # fmt: skip
         """Whether programs stay, and what the launch takes beside its tiles."""

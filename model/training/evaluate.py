@@ -126,7 +126,10 @@ def _activity(workload: Workload, made: BackwardPass, loops: dict[str, LoopRun])
         l2, hbm = l2 + run.chip.l2_bytes, hbm + run.chip.hbm_bytes
         for unit, cycles in p.demand().items():
             units[unit] = units.get(unit, 0.0) + cycles * steps / p.ctas_per_sm * p.cta_group
-    return Activity(flop, workload.dtype, tuple(units.items()), l2, hbm)
+    work, whole = (
+        sum(getattr(run.chip, name) for run in loops.values()) for name in ("mean_cycles", "makespan_cycles")
+    )
+    return Activity(flop, workload.dtype, tuple(units.items()), l2, hbm, min(1.0, work / whole))
 
 
 def refuse(workload: Workload, machine: Machine, variant: BackwardVariant, clock: str | float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from tilecast.model.chip.power import (
     Activity,
     energy_joule_at_1ghz,
     fixed_clock,
+    length,
     power_at,
+    settle,
     settle_clock,
     settled_mhz,
 )
@@ -170,3 +173,24 @@ def test_a_power_limit_that_no_board_has_is_refused(watts: float) -> None:
         MachineError, match="power: expected more than the 245 W that b200 draws when idle and at most 5000 W"
     ):
         load_machine("b200").at_power(watts)
+
+
+def test_short_clocks_go_by_what_is_drawn_while_all_sms_work() -> None:
+    """Measured within launches on an H200: 1,680 MHz while all SMs multiply, more where a last wave leaves some idle, whatever a launch's mean."""
+    chip = load_machine("h200-sxm")
+    full = Activity(8e12, "bf16", (), 0.0, 0.0)
+    takes = length(16e6, 0.0)
+    whole = settle(chip, full, takes, "short")
+    assert whole.bound == "power"
+    # Half of the launch with half of the SMs: three quarters of the work in the same time.
+    parted = Activity(6e12, "bf16", (), 0.0, 0.0, busy=0.75)
+    mean = settle(chip, replace(parted, busy=1.0), takes, "short")
+    found = settle(chip, parted, takes, "short")
+    assert whole.mhz < found.mhz < mean.mhz
+    top = chip["chip.clock_max_mhz"] * chip["power.tensor_clock_share"]
+    assert found.mhz == pytest.approx(2.0 / (1.0 / whole.mhz + 1.0 / top), rel=1e-6)
+    # Sustained limits go by the mean, and what no limit holds keeps the top clock.
+    assert settle(chip, parted, takes, "sustained") == settle(chip, replace(parted, busy=1.0), takes, "sustained")
+    assert settle(chip, Activity(1e12, "bf16", (), 0.0, 0.0, busy=0.6), takes, "short").bound == "boost"
+    many = Activity(np.array([8e12, 6e12]), "bf16", (), np.zeros(2), np.zeros(2), busy=np.array([1.0, 0.75]))  # type: ignore[arg-type]
+    assert settled_mhz(chip, many, np.full(2, 16e6), np.zeros(2), "short") == pytest.approx([whole.mhz, found.mhz])
