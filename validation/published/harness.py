@@ -54,10 +54,11 @@ def harness_of(source: str) -> Harness | None:
 def clock_of(source: str, machine: Machine, launch_seconds: float) -> str:
     """The clock of a row whose launch takes ``launch_seconds``: "short", or how long the launches go on ("434ms").
 
-    Of machines whose limiter's reaction was not measured it is "short", as it is of unknown harnesses.
+    Of machines whose limiter's reaction is not known it is "short".  Of unknown harnesses it is that of one launch, which may itself
+    last longer than the limiter takes.
     """
-    harness = harness_of(source)
-    if harness is None or not machine.has("power.reaction_s"):
+    if not machine.has("power.reaction_s"):
         return "short"
-    lasts = harness.lasts(launch_seconds)
+    harness = harness_of(source)
+    lasts = launch_seconds if harness is None else harness.lasts(launch_seconds)
     return "short" if lasts <= machine["power.reaction_s"] else f"{lasts * 1e3:.0f}ms"

@@ -128,8 +128,8 @@ def test_how_long_work_lasts_reaches_forecasts_and_searches() -> None:
     assert found["300ms"].regime == "300ms"
     assert "on average of 300ms: held by the 700 W limit once the limiter reacts, after 82 ms" in found["300ms"].text()
     assert [name for name, *_ in found["300ms"].other_regimes] == ["sustained", "short"]
-    with pytest.raises(PredictError, match=r"clock 1s: b200 has no fact power\.reaction_s"):
-        predict(work, "b200", clock="1s")
+    with pytest.raises(PredictError, match=r"clock 1s: a100 has no fact power\.reaction_s"):
+        predict(work, "a100", clock="1s")
     for text in ("0ms", "-1s", "1 s", "1m"):
         with pytest.raises(PredictError, match="how long the work lasts"):
             predict(work, "h200-sxm", clock=text)
@@ -194,3 +194,16 @@ def test_short_clocks_go_by_what_is_drawn_while_all_sms_work() -> None:
     assert settle(chip, Activity(1e12, "bf16", (), 0.0, 0.0, busy=0.6), takes, "short").bound == "boost"
     many = Activity(np.array([8e12, 6e12]), "bf16", (), np.zeros(2), np.zeros(2), busy=np.array([1.0, 0.75]))  # type: ignore[arg-type]
     assert settled_mhz(chip, many, np.full(2, 16e6), np.zeros(2), "short") == pytest.approx([whole.mhz, found.mhz])
+
+
+def test_a_b200_reacts_as_a_loop_of_flash_attention_shows() -> None:
+    """FlashInfer's pull request 2899: TFLOP/s of four of eight tens of launches back to back, lines between their middles."""
+    flop = Workload(4, 16, 16, 8192, 8192).flops / 1e12
+    rates = np.interp(np.arange(80) + 0.5, [5, 15, 35, 75], [1425, 1450, 1373, 1237])
+    seconds = flop / rates
+    first = flop * 20 / seconds[:20].sum()
+    beyond = float(((rates - rates[-1]) * seconds).sum())
+    fact = load_machine("b200").fact("power.reaction_s")
+    assert fact.value == pytest.approx(beyond / (first - rates[-1]), abs=0.001)
+    # The source does not say whether a mask halves the work.
+    assert fact.low == pytest.approx(fact.value / 2, abs=0.001) and fact.high > fact.value
