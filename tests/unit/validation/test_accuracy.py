@@ -189,7 +189,7 @@ _HOPPER_16 = "  H100 and H200, 16 bit"
 def test_published_backward_passes_hold() -> None:
     found = by_machine(run_published_backward("short"))
     assert (found["Blackwell"].count, found["Hopper"].count) == (104, 48)
-    assert found["Blackwell"].mean <= 0.1 and found["Blackwell"].p90 <= 0.2
+    assert found["Blackwell"].mean <= 0.103 and found["Blackwell"].p90 <= 0.2
     assert found["Hopper"].mean <= 0.095
 
 
@@ -202,8 +202,8 @@ def published() -> dict[str, PublishedReport]:
 @pytest.mark.parametrize(
     ("regime", "limits", "tau"),
     [
-        ("run", {_BLACKWELL: (0.067, 0.144), _HOPPER: (0.1, 0.141), _HOPPER_16: (0.058, 0.128)}, 0.84),
-        ("short", {_BLACKWELL: (0.067, 0.144), _HOPPER: (0.1, 0.141)}, 0.84),
+        ("run", {_BLACKWELL: (0.0605, 0.12), _HOPPER: (0.1, 0.141), _HOPPER_16: (0.058, 0.128)}, 0.84),
+        ("short", {_BLACKWELL: (0.064, 0.128), _HOPPER: (0.1, 0.141)}, 0.84),
         # A lower bound: the tables are short runs.
         ("sustained", {_BLACKWELL: (0.121, 0.198), _HOPPER: (0.125, 0.213)}, 0.84),
     ],
