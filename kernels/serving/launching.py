@@ -62,6 +62,8 @@ class Counters:
         self._ready: dict[int, tuple[tuple[Any, Any], int, int]] = {}
         self._stock: Any = None
         self._taken = 0
+        #: Stocks that captured launches have counters of.
+        self._used_up: list[Any] = []
 
     def get(self, floats: int, count: int) -> tuple[Any, Any]:
         """``floats`` numbers, float32, and ``count`` zeros, int32."""
@@ -78,7 +80,9 @@ class Counters:
             self._ready.pop(stream, None)
             found = self._of_stream[stream] = self._larger(found, max(count, 4096), torch.int32)
         if self._stock is None or self._taken > _COUNTERS // 2:
-            # For captures to come, which cannot make any that are zero for free.
+            # For captures to come, which cannot make any that are zero for free.  Graphs keep no tensor: what they have of the stock
+            # before stays theirs by this list alone.
+            self._used_up += [] if self._stock is None else [self._stock]
             self._stock, self._taken = lasting_zeros(_COUNTERS, torch.int32, self._device), 0
         if floats > _KEPT:
             return self._empty(floats), found

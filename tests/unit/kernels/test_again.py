@@ -251,3 +251,23 @@ def test_captures_that_take_most_counters_leave_more_to_the_next(scratch) -> Non
     at["capturing"] = False
     counters.get(1000, 10)
     assert counters._stock is not stock and counters._taken == 0
+
+
+def test_counters_of_a_captured_launch_outlast_their_stock(scratch) -> None:
+    """A graph keeps no tensor: once a stock was given back, replays counted in memory that was somebody else's."""
+    import gc
+    import weakref
+
+    from tilecast.kernels.serving import launching
+
+    counters, at = scratch
+    counters.get(1000, 10)
+    stocks = []
+    for _ in range(3):
+        stocks.append(weakref.ref(counters._stock))
+        at["capturing"] = True
+        counters.get(1000, launching._COUNTERS // 2 + 4)
+        at["capturing"] = False
+        counters.get(1000, 10)
+    gc.collect()
+    assert all(stock() is not None for stock in stocks) and counters._stock is not stocks[-1]()
