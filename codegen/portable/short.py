@@ -26,9 +26,10 @@ TEMPLATE, FAMILY = "triton_short.py.j2", "triton_short"
 TARGETS = triton_portable.targets(False)
 _POINTERS = ("q_ptr", "k_ptr", "v_ptr", "out_ptr", "lse_ptr")
 _STRIDES = tuple(f"stride_{tensor}{axis}" for tensor in "qkvo" for axis in "bhs")
-_SIZES = ("heads_kv", "group", "seqlen_q", "seqlen_k", "window_left", "window_right")
-#: What is None where heads have all columns, and where all keys are one block.
-_NONE_OR_NUMBERS = ("eighths_qk", "eighths_v", "several")
+_SIZES = ("heads_kv", "group", "inverse", "seqlen_q", "seqlen_k", "window_right")
+#: What is None where keys before a row have no limit, where heads have all columns, where all keys are one block, and where
+#: tiles do not reach far.
+_NONE_OR_NUMBERS = ("window_left", "eighths_qk", "eighths_v", "several", "far")
 _NUMBERS = "*(n // 8 for x in (q, k, v, out) for n in x.stride()[:3]), *sizes"
 
 
@@ -78,7 +79,12 @@ class ShortKernel:
             "programs = triton.cdiv(seqlen_q * group, TILE_M.value) * batch * heads_kv",
             f"eighths = {_eighths(host.columns[0], self.columns_qk)}, {_eighths(host.columns[1], self.columns_v)}",
             "several = seqlen_k if seqlen_k > TILE_N.value else None",
-            "sizes = (heads_kv, group, seqlen_q, seqlen_k, window_left, window_right, *eighths, several)",
+            "# Rows of a tile and keys lie at 32-bit offsets, and rows are divided by multiplying, where they do not reach far.",
+            "tall = min(seqlen_q, TILE_M.value)",
+            "reach = (group * x.stride(1) + tall * x.stride(2) for x in (q, out))",
+            "far = 1 if max(*reach, *(seqlen_k * x.stride(2) for x in (k, v))) >= 2**31 or group > 16384 else None",
+            "left = window_left if window_left < no_limit else None",
+            "sizes = (heads_kv, group, -(-(1 << 30) // group), seqlen_q, seqlen_k, window_right, left, *eighths, several, far)",
         )
         return replace(host, statements=lines)
 

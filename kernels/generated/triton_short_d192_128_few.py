@@ -27,38 +27,51 @@ OPTIONS = {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": True}
 
 
 @triton.jit
-def within(there, eighths, COLUMNS: tl.constexpr):
-    """Which columns of the rows that are `there` a head has: all, or so many times 8."""
-    inside = there[:, None]
-    if eighths is not None:
-        inside = inside & (tl.arange(0, COLUMNS) // 8 < eighths)[None, :]
-    return inside
-
-
-@triton.jit
-def load_rows(ptr, offsets, there, eighths, COLUMNS: tl.constexpr):
-    """Rows at `offsets` from `ptr`; what is not there reads as zero whatever is in memory."""
+def load_rows(ptr, offsets, eighths, COLUMNS: tl.constexpr):
+    """Rows at `offsets` from `ptr`, which are all there; columns that a head does not have (`eighths` of 8 columns, None: all) read as zero."""
     pointers = ptr + (offsets[:, None] + tl.arange(0, COLUMNS)[None, :])
-    return tl.load(pointers, mask=within(there, eighths, COLUMNS), other=0.0)
+    if eighths is None:
+        loaded = tl.load(pointers)
+    else:
+        loaded = tl.load(pointers, mask=(tl.arange(0, COLUMNS) // 8 < eighths)[None, :], other=0.0)
+    return loaded
 
 
 @triton.jit
-def attend(q, kv, key, end, first_key, last_key, scale_log2, state):
-    """Take in the keys of one block: S = Q K^T, online softmax in base 2, O = O * correction + P V."""
+def attend(q, kv, key, last, first_key, last_key, scale_log2, state):
+    """Take in the keys of one block: S = Q K^T, online softmax in base 2, O = O * correction + P V; state None: there were none before."""
     k_ptr, v_ptr, stride_ks, stride_vs, eighths_qk, eighths_v = kv
-    row_max, row_sum, o = state
     keys = key + tl.arange(0, TILE_N)
-    k = load_rows(k_ptr, keys.to(tl.int64) * stride_ks, keys < end, eighths_qk, QK_COLUMNS)
-    v = load_rows(v_ptr, keys.to(tl.int64) * stride_vs, keys < end, eighths_v, V_COLUMNS)
+    # In place of keys behind the last that a row of the tile sees it is read again, and hidden: no load asks what is there.
+    there = tl.minimum(keys, last)
+    k = load_rows(k_ptr, there * stride_ks, eighths_qk, QK_COLUMNS)
+    v = load_rows(v_ptr, there * stride_vs, eighths_v, V_COLUMNS)
     s = tl.dot(q, k.T)
-    s = tl.where((keys[None, :] >= first_key[:, None]) & (keys[None, :] <= last_key[:, None]), s, float("-inf"))
+    seen = keys[None, :] <= last_key[:, None]
+    if first_key is not None:
+        seen = seen & (keys[None, :] >= first_key[:, None])
+    s = tl.where(seen, s, float("-inf"))
 
-    new_max = tl.maximum(row_max, tl.max(s, 1) * scale_log2)
-    p = tl.math.exp2(s * scale_log2 - new_max[:, None])
-    correction = tl.math.exp2(row_max - new_max)
-    row_sum = row_sum * correction + tl.sum(p, 1)
-    o = tl.dot(p.to(v.dtype), v, o * correction[:, None])
+    new_max = tl.max(s, 1) * scale_log2
+    if state is None:
+        new_max = tl.maximum(new_max, LOWEST)
+        p = tl.math.exp2(s * scale_log2 - new_max[:, None])
+        row_sum = tl.sum(p, 1)
+        o = tl.dot(p.to(v.dtype), v)
+    else:
+        row_max, row_sum, o = state
+        new_max = tl.maximum(row_max, new_max)
+        p = tl.math.exp2(s * scale_log2 - new_max[:, None])
+        correction = tl.math.exp2(row_max - new_max)
+        row_sum = row_sum * correction + tl.sum(p, 1)
+        o = tl.dot(p.to(v.dtype), v, o * correction[:, None])
     return new_max, row_sum, o
+
+
+@triton.jit
+def in_elements(stride, far):
+    """A stride in units of 16 bytes in elements; 64 bits where tiles or keys reach as `far`."""
+    return stride * 8 if far is None else tl.cast(stride, tl.int64) * 8
 
 
 # Lengths, strides and head counts vary from call to call: without this each new divisibility by 16 would recompile.
@@ -78,59 +91,81 @@ def attend(q, kv, key, end, first_key, last_key, scale_log2, state):
         "stride_os",
         "heads_kv",
         "group",
+        "inverse",
         "seqlen_q",
         "seqlen_k",
-        "window_left",
         "window_right",
+        "window_left",
         "eighths_qk",
         "eighths_v",
         "several",
+        "far",
     ]
 )
 def attention(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks,
-              stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, heads_kv, group, seqlen_q, seqlen_k,
-              window_left, window_right, eighths_qk, eighths_v, several, scale_log2):  # fmt: skip
-    """TILE_M rows of the heads that share a key head; strides come in units of 16 bytes, so that the compiler knows how rows are aligned."""
+              stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, heads_kv, group, inverse, seqlen_q,
+              seqlen_k, window_right, window_left, eighths_qk, eighths_v, several, far, scale_log2):  # fmt: skip
+    """TILE_M rows of the heads that share a key head; strides come in units of 16 bytes, so that the compiler knows how rows are aligned.
+
+    What a launch of few programs takes is above all what it takes to read their instructions once: a tile has one pointer of 64 bits to
+    each tensor, and no thread divides.
+    """
     tiles = tl.cdiv(seqlen_q * group, TILE_M)
     place = tl.program_id(0) // tiles
+    first = tl.program_id(0) % tiles * TILE_M
     # 64 bits: a tensor may hold more than 2^31 elements.
     batch, head_kv = (place // heads_kv).to(tl.int64) * 8, place % heads_kv
-    first = tl.program_id(0) % tiles * TILE_M
-    rows = first + tl.arange(0, TILE_M)
-    query, head = rows // group, head_kv * group + rows % group
-    valid = query < seqlen_q
-    wide_query, wide_head, wide_head_kv = query.to(tl.int64) * 8, head.to(tl.int64) * 8, tl.cast(head_kv, tl.int64) * 8
-    q_rows = batch * stride_qb + wide_head * stride_qh + wide_query * stride_qs
-    q = load_rows(q_ptr, q_rows, valid, eighths_qk, QK_COLUMNS)
+    first_query = first // group
+    wide_query, wide_head_kv = tl.cast(first_query, tl.int64) * 8, tl.cast(head_kv, tl.int64) * 8
+    wide_head = wide_head_kv * group
+    q_ptr += batch * stride_qb + wide_head * stride_qh + wide_query * stride_qs
     k_ptr += batch * stride_kb + wide_head_kv * stride_kh
     v_ptr += batch * stride_vb + wide_head_kv * stride_vh
-    kv = (k_ptr, v_ptr, tl.cast(stride_ks, tl.int64) * 8, tl.cast(stride_vs, tl.int64) * 8, eighths_qk, eighths_v)
+    out_ptr += batch * stride_ob + wide_head * stride_oh + wide_query * stride_os
+
+    # Row i of the tile: how many queries after its first one, and which head.
+    rows = first - first_query * group + tl.arange(0, TILE_M)
+    # rows // group: exact where 2^30 is more than (TILE_M + group) * group
+    later = tl.umulhi(rows * 4, inverse) if far is None else rows // group
+    head = rows - later * group
+    query = first_query + later
+    valid = query < seqlen_q
+    # In place of rows that are not there the last query's are computed again, and not stored.
+    later_there = tl.minimum(later, seqlen_q - 1 - first_query)
+    q_rows = head * in_elements(stride_qh, far) + later_there * in_elements(stride_qs, far)
+    q = load_rows(q_ptr, q_rows, eighths_qk, QK_COLUMNS)
+    kv = (k_ptr, v_ptr, in_elements(stride_ks, far), in_elements(stride_vs, far), eighths_qk, eighths_v)
 
     # Row i sees keys i + diagonal - window_left to i + diagonal + window_right.
     diagonal = seqlen_k - seqlen_q
-    first_key = query + diagonal - window_left
+    first_key = None if window_left is None else query + diagonal - window_left
     last_key = tl.minimum(query + diagonal + window_right, seqlen_k - 1)
-    last = tl.minimum((first + TILE_M - 1) // group, seqlen_q - 1)
-    end = tl.minimum(last + diagonal + window_right + 1, seqlen_k)
-    row_max = tl.full([TILE_M], LOWEST, tl.float32)  # in base 2: max over keys of s * scale_log2
-    row_sum = tl.zeros([TILE_M], tl.float32)
-    state = (row_max, row_sum, tl.zeros([TILE_M, V_COLUMNS], tl.float32))
+    last_query = tl.minimum((first + TILE_M - 1) // group, seqlen_q - 1)
+    last = tl.minimum(last_query + diagonal + window_right, seqlen_k - 1)
     if several is None:  # all keys are one block: no loop, no pipeline
-        state = attend(q, kv, 0, end, first_key, last_key, scale_log2, state)
+        state = attend(q, kv, 0, tl.maximum(last, 0), first_key, last_key, scale_log2, None)
     else:
-        begin = tl.maximum(first // group + diagonal - window_left, 0) // TILE_N * TILE_N
-        for key in tl.range(begin, end, TILE_N):
-            state = attend(q, kv, key, end, first_key, last_key, scale_log2, state)
+        row_max = tl.full([TILE_M], LOWEST, tl.float32)  # in base 2: max over keys of s * scale_log2
+        row_sum = tl.zeros([TILE_M], tl.float32)
+        state = (row_max, row_sum, tl.zeros([TILE_M, V_COLUMNS], tl.float32))
+        begin = 0
+        if window_left is not None:
+            begin = tl.maximum(first_query + diagonal - window_left, 0) // TILE_N * TILE_N
+        for key in tl.range(begin, last + 1, TILE_N):
+            state = attend(q, kv, key, last, first_key, last_key, scale_log2, state)
 
     # A row that saw no key has row_sum 0: its output is 0, its lse log2(0) = -inf.
     row_max, row_sum, o = state
     out = tl.where((row_sum == 0.0)[:, None], 0.0, o * (1.0 / row_sum)[:, None]).to(out_ptr.dtype.element_ty)
-    out_rows = batch * stride_ob + wide_head * stride_oh + wide_query * stride_os
+    out_rows = head * in_elements(stride_oh, far) + later_there * in_elements(stride_os, far)
     places = out_ptr + (out_rows[:, None] + tl.arange(0, V_COLUMNS)[None, :])
-    tl.store(places, out, mask=within(valid, eighths_v, V_COLUMNS))
+    stored = valid[:, None]
+    if eighths_v is not None:
+        stored = stored & (tl.arange(0, V_COLUMNS) // 8 < eighths_v)[None, :]
+    tl.store(places, out, mask=stored)
     lse = (row_max + tl.math.log2(row_sum)) * LN2
-    lse_rows = (place // heads_kv * heads_kv * group + head).to(tl.int64) * seqlen_q + query
-    tl.store(lse_ptr + lse_rows, lse, mask=valid)
+    lse_ptr += tl.cast(place, tl.int64) * group * seqlen_q + first_query
+    tl.store(lse_ptr + (tl.cast(head, tl.int64) * seqlen_q + later), lse, mask=valid)
 
 
 def plan(q, k, v, out, lse, window_left, window_right):
@@ -158,7 +193,12 @@ def plan(q, k, v, out, lse, window_left, window_right):
     programs = triton.cdiv(seqlen_q * group, TILE_M.value) * batch * heads_kv
     eighths = 24, None
     several = seqlen_k if seqlen_k > TILE_N.value else None
-    sizes = (heads_kv, group, seqlen_q, seqlen_k, window_left, window_right, *eighths, several)
+    # Rows of a tile and keys lie at 32-bit offsets, and rows are divided by multiplying, where they do not reach far.
+    tall = min(seqlen_q, TILE_M.value)
+    reach = (group * x.stride(1) + tall * x.stride(2) for x in (q, out))
+    far = 1 if max(*reach, *(seqlen_k * x.stride(2) for x in (k, v))) >= 2**31 or group > 16384 else None
+    left = window_left if window_left < no_limit else None
+    sizes = (heads_kv, group, -(-(1 << 30) // group), seqlen_q, seqlen_k, window_right, left, *eighths, several, far)
     return (programs, 1, 1), (q, k, v, out, lse, *(n // 8 for x in (q, k, v, out) for n in x.stride()[:3]), *sizes)
 
 

@@ -24,6 +24,9 @@ QUERIES, ROWS, KEYS = 16, 128, 512
 #: Most rows of all key heads, where tiles are of at most 192 and SMs about 132, whose keys a kernel may part; fewest keys that it parts, and
 #: fewest where it parts none and others would take two turns.
 PARTED_ROWS, PARTED_KEYS, SHARED_KEYS = 192 * 132, 2048, 4096
+#: Most rows of a group whose keys a serving kernel for half a tile parts, fewest keys that are two parts, and the columns of heads, from and up to,
+#: that are sooner done so than by kernels of short sequences (data/measured/h200_short_lean.csv).
+HALF_ROWS, TWO_PARTS, HALF_COLUMNS = 64, 1536, (72, 128)
 #: SMs, and rows of a tile of other kernels: tiles of a head of its own, where heads of a group share them here; of long causal sequences, and
 #: up to how many columns these are others.
 SMS, DENSE_TILE, LONG_TILE, LONG_COLUMNS = 132, 128, 192, 96
@@ -33,9 +36,17 @@ FULL_QUERIES, EMPTIER = 256, 1.5
 #: Keys that are one block of every kernel; those of Hopper then have the same bits, and rounds of tiles of a head of its own on all SMs are over
 #: before those which a group shares (data/measured/h200_short_shared.csv).
 BLOCK, ROUNDS = 64, 4
-#: Rows of a tile of kernels of short sequences, and how many times as many there may be as of a head's own; the same where keys are one block, of
-#: heads of up to so many columns (data/measured/h200_short_forms.csv, h200_short_sequences.csv).
-SHORT_TILE, MORE_TILES, MORE_OF_BLOCK, BLOCK_COLUMNS = 64, 1.25, 1.5, 128
+#: Rows of a tile of kernels of short sequences, and how many times as many of these there may be as of a head's own, by columns of the kernel, and by
+#: most keys: beyond, others are sooner done (data/measured/h200_short_lean.csv).
+SHORT_TILE = 64
+MORE_TILES = {
+    64: ((2047, 1.75),),
+    128: ((64, 1.5), (512, 1.4), (2047, 1.25)),
+    192: ((64, 1.25), (640, 0.75)),
+    256: ((64, 1.25), (512, 0.5)),
+}
+#: Columns of q and k, and of v, that have kernels of their own; others of more than 128 run on those of 256, if any.
+OWN_WIDTHS = 192, 128
 #: Most rows that a kernel for decoding takes in one tile: where there are kernels of short sequences, it has what keys are more than these take.
 DECODED_ROWS = 16
 _NO_LISTS = (None,) * 8
@@ -56,19 +67,21 @@ def attend(
     seqlen_q, seqlen_k, heads = q.shape[2], k.shape[2], q.shape[1]
     rows = seqlen_q * (heads // k.shape[1])
     few = seqlen_q <= QUERIES and seqlen_k >= KEYS and rows <= ROWS
+    if TWO_PARTS <= seqlen_k < PARTED_KEYS and rows <= HALF_ROWS and left < 0:
+        few = few or HALF_COLUMNS[0] <= q.shape[3] <= HALF_COLUMNS[1]
     long = seqlen_q * heads <= PARTED_ROWS and seqlen_k >= PARTED_KEYS
     short = seqlen_q < FULL_QUERIES and heads > k.shape[1]
-    small = seqlen_k <= KEYS and not few
+    small = seqlen_q < FULL_QUERIES and seqlen_k < PARTED_KEYS and not few
     if not (few or long or short or small):
         return None
     kind = q.get_device(), q.dtype, q.shape[3], v.shape[3]
     kernels = _short_ones(q, kind) if small else ()
-    if kernels and _hardly_more(q, k):
+    if kernels and _hardly_more(q, k, v):
         for least, most, keys, launch in kernels:
             if least <= rows <= most and seqlen_k <= keys:
                 launch(q, k, v, out, lse, scale, left, right)
                 return launch.started  # type: ignore[no-any-return]
-    decoded = bool(kernels) and rows <= DECODED_ROWS
+    decoded = bool(kernels) and rows <= DECODED_ROWS and seqlen_k <= KEYS
     if kind in _without or not _wanted():
         return None
     served = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -97,12 +110,14 @@ def _short_ones(q: Any, kind: tuple[Any, ...]) -> tuple[tuple[int, int, int, Any
     return found
 
 
-def _hardly_more(q: Any, k: Any) -> bool:
+def _hardly_more(q: Any, k: Any, v: Any) -> bool:
     """Whether tiles of kernels of short sequences, which a group shares, are hardly more than those of a head of its own."""
     _, heads, queries, columns = q.shape
     _, heads_kv, keys, _ = k.shape
+    widest = max(columns, v.shape[3])
+    width = 192 if (columns, v.shape[3]) == OWN_WIDTHS else 64 if widest <= 64 else 128 if widest <= 128 else 256
+    more = next((more for longest, more in MORE_TILES[width] if keys <= longest), 0.0)
     shared = -(-queries * (heads // heads_kv) // SHORT_TILE) * heads_kv
-    more = MORE_OF_BLOCK if keys <= BLOCK and columns <= BLOCK_COLUMNS else MORE_TILES
     return bool(shared <= more * -(-queries // DENSE_TILE) * heads)
 
 

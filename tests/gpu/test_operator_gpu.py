@@ -113,7 +113,9 @@ def test_accuracy_of_short_sequences_whose_heads_share_tiles(dims, lengths, mask
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize(
-    "lengths", [(1, 1), (7, 7), (2, 40), (50, 50), (256, 64), (20, 130), (60, 256), (9, 511), (5, 3)], ids=str
+    "lengths",
+    [(1, 1), (7, 7), (2, 40), (50, 50), (256, 64), (20, 130), (60, 256), (9, 511), (5, 3), (20, 30), (40, 1500)],
+    ids=str,
 )
 @pytest.mark.parametrize("heads", [(32, 2), (5, 5)], ids=str)
 @pytest.mark.parametrize("dims", [*DIMS, (80, 80), (248, 248), (40, 24)], ids=str)

@@ -157,13 +157,16 @@ def short(served, monkeypatch):
         (64, 64, (2, 2), "triton_short_d64"),
         (65, 64, (2, 2), ""),  # 4 tiles, or 2
         (186, 19, (24, 8), "triton_short_d64"),  # 72, or 48: of one block
-        (186, 65, (24, 8), ""),
+        (186, 65, (24, 8), "triton_short_d64"),
         (36, 512, (4, 1), "triton_short_d64"),  # 3 tiles, or 4
         (128, 100, (5, 1), ""),  # 10, or 5
-        (36, 513, (4, 1), ""),
         (64, 500, (2, 2), "triton_short_d64"),
         (65, 500, (2, 2), ""),  # 4 tiles, or 2
-        (20, 600, (2, 2), ""),
+        (20, 2047, (2, 2), "triton_short_d64"),
+        (20, 2048, (2, 2), ""),
+        (240, 300, (2, 1), ""),  # 8 tiles, or 4
+        (220, 300, (2, 1), "triton_short_d64"),  # 7
+        (256, 300, (4, 4), ""),
     ],
 )  # fmt: skip
 def test_short_sequences_have_kernels_of_their_own(short, torch, monkeypatch, rows, keys, heads, module) -> None:
@@ -179,6 +182,55 @@ def test_short_sequences_have_kernels_of_their_own(short, torch, monkeypatch, ro
     # One query sees all keys: the cheapest mask has no limit.
     assert short.short == ([(module, -1, -1 if rows == 1 else 0)] * 2 if module else [])
     assert bool(short.launched) != bool(module) and not short.served
+
+
+@pytest.mark.parametrize(
+    ("dims", "rows", "keys", "heads", "module"),
+    [
+        ((128, 128), 75, 64, (24, 8), "d128"),  # 32 tiles, or 24
+        ((128, 128), 88, 512, (24, 8), ""),  # 40, or 24
+        ((96, 128), 84, 379, (8, 1), "d128"),  # 11, or 8
+        ((96, 128), 84, 513, (8, 1), ""),
+        ((128, 128), 49, 1500, (8, 1), "d128"),
+        ((128, 128), 49, 2048, (8, 1), ""),
+        ((192, 128), 30, 32, (24, 8), "d192_128_32"),
+        ((192, 128), 30, 640, (24, 8), "d192_128"),
+        ((192, 128), 26, 65, (2, 2), ""),
+        ((192, 192), 26, 65, (2, 2), ""),
+        ((256, 256), 30, 33, (4, 1), "d256"),
+        ((256, 256), 30, 32, (4, 1), "d256_32"),
+        ((256, 256), 32, 512, (4, 1), "d256"),  # 2 tiles, or 4
+        ((160, 128), 32, 512, (4, 1), ""),
+        ((256, 256), 33, 512, (4, 1), ""),  # 3
+        ((256, 256), 32, 513, (4, 1), ""),
+        ((256, 256), 4, 64, (4, 1), "d256_few"),
+    ],
+)  # fmt: skip
+def test_more_tiles_than_heads_would_have_are_taken_by_width_and_keys(
+    short, torch, dims, rows, keys, heads, module
+) -> None:
+    from tilecast.kernels.serving import few_rows
+
+    q, k, v = (
+        torch.zeros(1, h, n, d).bfloat16()
+        for h, n, d in ((heads[0], rows, dims[0]), (heads[1], keys, dims[0]), (heads[1], keys, dims[1]))
+    )
+    few_rows._wanted.cache_clear()
+    served = few_rows.attend(q, k, v, q.new_zeros(*q.shape[:3], dims[1]), None, 0.125, -1, -1)
+    assert [name for name, *_ in short.short] == ([f"triton_short_{module}"] if module else []), served
+
+
+def test_half_a_tile_on_keys_of_two_parts_is_served(short, torch) -> None:
+    from tilecast.kernels.serving import few_rows
+
+    few_rows._wanted.cache_clear()
+    for rows, keys, heads, columns in (
+        (64, 1536, (2, 2), 128), (20, 2047, (3, 1), 72), (64, 1535, (2, 2), 128), (65, 1536, (2, 2), 128), (20, 1600, (2, 2), 64),
+    ):  # fmt: skip
+        q, k = torch.zeros(1, heads[0], rows, columns).bfloat16(), torch.zeros(1, heads[1], keys, columns).bfloat16()
+        few_rows.attend(q, k, k, torch.zeros_like(q), None, 0.125, -1, -1)
+    assert [call[3:5] for call in short.served] == [(64, 1536), (20, 2047)]
+    assert [name for name, *_ in short.short] == ["triton_short_d128", "triton_short_d64"]
 
 
 def test_rows_of_one_tile_on_more_keys_than_their_kernel_takes_are_served(short, torch) -> None:

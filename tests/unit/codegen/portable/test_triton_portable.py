@@ -26,6 +26,7 @@ from tilecast.base.module_file import module_of
 from tilecast.codegen.portable import short
 from tilecast.codegen.portable.forward import TEMPLATE, context
 from tilecast.codegen.render import render
+from tilecast.kernels import generated
 from tilecast.model.kernel.header import header_text
 from tilecast.model.kernel.variants.fa2 import LOADS, Fa2Variant
 from tilecast.model.kernel.verdict import VariantError
@@ -34,6 +35,7 @@ from tilecast.model.machine.machine import load_machine
 
 #: The kernels by how their tiles come, and those of short sequences, whose rows are of all heads that share a key head.
 FORMS = (*LOADS, "short")
+REGISTERED = Path(generated.__file__).parent
 #: Error allowed beside twice that of PyTorch's fp16 attention: the last place of an fp16 near 1/2.
 FLOOR = 2.0**-12
 
@@ -194,6 +196,10 @@ def numbers(case: Case, folder: Path) -> dict[str, Any]:
     theirs = peer(case, q, k, v)
     again = torch.full_like(out, 7.0)
     module.launch(q, k, v, again, None, case.factor, *case.limits)
+    far = torch.full_like(out, 7.0)
+    if case.loads == "short":
+        module.plan = reaching_far(module.plan)
+    module.launch(q, k, v, far, None, case.factor, *case.limits)
     inside = torch.zeros_like(storage, dtype=torch.bool)
     inside[:batch, :rows, :, : case.dims[1]] = True
     finite = (lse - expected_lse)[:, :, seen].abs()
@@ -202,9 +208,19 @@ def numbers(case: Case, folder: Path) -> dict[str, Any]:
         "peer_error": (theirs - expected)[:, :, seen].abs().max().item() if seen.any() else 0.0,
         "lse_error": finite.max().item() if seen.any() else 0.0,
         "empty_rows": bool((out[:, :, ~seen] == 0).all() and (lse[:, :, ~seen] == -math.inf).all()),
-        "repeats": torch.equal(out, again),
+        "repeats": torch.equal(out, again) and torch.equal(out, far),
         "untouched": bool(storage[~inside].isnan().all() and lse_storage[lse.numel() :].isnan().all()),
     }
+
+
+def reaching_far(plan: Callable[..., Any]) -> Callable[..., Any]:
+    """`plan` of a kernel of short sequences that takes every problem for one whose offsets are of 64 bits."""
+
+    def planned(*arguments: Any) -> Any:
+        grid, (*numbers, _) = plan(*arguments)
+        return grid, (*numbers, 1)
+
+    return planned
 
 
 def isolation(mask: str, loads: str, folder: Path) -> dict[str, Any]:
@@ -273,8 +289,29 @@ def test_numerics_in_the_interpreter(case: Case, results: dict[str, Any]) -> Non
     assert got["error"] <= 2 * got["peer_error"] + FLOOR
     assert got["lse_error"] <= 1e-3
     assert got["empty_rows"], "a row without visible keys must give zeros and lse -inf"
-    assert got["repeats"], "the same call without lse must give the same bits"
+    assert got["repeats"], "the same call without lse, and by offsets of 64 bits, must give the same bits"
     assert got["untouched"], "wrote outside out or lse"
+
+
+def test_offsets_of_tiles_that_reach_far_have_64_bits() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    module = module_of(REGISTERED / "triton_short_d64.py")
+
+    def far(heads: tuple[int, int], lengths: tuple[int, int], stride: int) -> object:
+        def one(count: int, length: int) -> Any:
+            return torch.empty((), dtype=torch.float16, device="meta").as_strided(
+                (1, count, length, 64), (0, 64, stride, 1)
+            )
+
+        q, k = one(heads[0], lengths[0]), one(heads[1], lengths[1])
+        lse = torch.empty((1, heads[0], lengths[0]), device="meta")
+        return module.plan(q, k, k, q, lse, -1, -1)[1][-1]
+
+    assert far((2, 1), (100, 100), 1 << 24) is None  # 64 rows of a tile, 100 keys
+    assert far((2, 1), (100, 129), 1 << 24) == 1
+    assert far((2, 1), (100, 100), 1 << 25) == 1
+    assert far((1 << 14, 1), (1, 1), 64) is None and far((1 << 15, 1), (1, 1), 64) == 1  # rows that multiplying divides
 
 
 @pytest.mark.parametrize("loads", FORMS)
