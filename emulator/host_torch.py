@@ -11,7 +11,7 @@ import numpy as np
 
 from tilecast.emulator.language.arrays import Array
 
-_MADE = {"torch.float32": np.float32, "torch.int32": np.int32}
+_MADE = {"torch.float32": np.float32, "torch.int32": np.int32, "torch.int64": np.int64}
 
 
 class HostTorch(types.ModuleType):
@@ -19,7 +19,7 @@ class HostTorch(types.ModuleType):
 
     def __init__(self) -> None:
         super().__init__("torch")
-        self.__dict__.update({name: f"torch.{name}" for name in ("float32", "float16", "bfloat16", "int32")})
+        self.__dict__.update({name: f"torch.{name}" for name in ("float32", "float16", "bfloat16", "int32", "int64")})
 
     @contextlib.contextmanager
     def makes(self, sms: int) -> Iterator[list[Array]]:

@@ -96,6 +96,8 @@ class Session:
     overlaps: bool = False
     #: Of the running launch: address of an element that atomics access -> what is known of it (`language.atomics`).
     flags: dict[int, Any] = field(default_factory=dict)
+    #: Where the running launch overlaps the one before: address of such an element of that one -> what its value tells.
+    told_before: dict[int, Any] = field(default_factory=dict)
     #: Of the running launch: program -> (line of an atomic, of a store) of which the atomic does not tell, for another warp stored.
     apart: dict[int, tuple[int, int]] = field(default_factory=dict)
     #: Of the running launch: programs that have not started, those that another one took over, and the one that runs.

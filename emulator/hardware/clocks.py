@@ -8,6 +8,7 @@ own.  An event happens before another when the other's `Knowledge` contains it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 #: Codes of events in shadow memory: epochs of stream a start at a << STREAM_SHIFT, copies at COPY.
 STREAM_SHIFT = 24
@@ -24,6 +25,11 @@ STREAMS = STORE_ENGINE + 1
 
 #: Number of the launch before as a program of this one, where launches overlap.
 LAUNCH_BEFORE = -1
+
+
+def number_before(number: Any) -> Any:
+    """Number of a program of the launch before as one of this one, where launches overlap; of several in an array."""
+    return LAUNCH_BEFORE - 1 - number
 
 
 def code_of(stream: int, epoch: int) -> int:

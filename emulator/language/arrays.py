@@ -19,7 +19,7 @@ from tilecast.emulator.values.outside import numpy_of
 from tilecast.emulator.values.scalars import Int, Int64
 
 _TORCH = {
-    dtypes.FP16: "torch.float16", dtypes.BF16: "torch.bfloat16", dtypes.FP32: "torch.float32", dtypes.INT32: "torch.int32",
+    dtypes.FP16: "torch.float16", dtypes.BF16: "torch.bfloat16", dtypes.FP32: "torch.float32", dtypes.INT32: "torch.int32", dtypes.INT64: "torch.int64",
     dtypes.FP8E4: "torch.float8_e4m3fn", dtypes.FP8E5: "torch.float8_e5m2", dtypes.FP64: "torch.float64",
     dtypes.UINT8: "torch.uint8",
 }  # fmt: skip
@@ -51,7 +51,7 @@ class Array:
         #: Whether programs of this launch have stored to it.
         self.changed = False
         #: What the launch before stored, where this one may overlap it; None where it may not.
-        self._before: Any = None
+        self._before: changes.Before | None = None
 
     def beginning_at(self, first: int) -> Array:
         """The same memory from an element on; BoundsError outside."""
@@ -63,7 +63,7 @@ class Array:
         part.program, part.code, part.line = self.program[first:], self.code[first:], self.line[first:]
         part._launch, part.changed = self._launch, self.changed
         part.adds = None if self.adds is None else self.adds.beginning_at(first)
-        part._before = None if self._before is None else self._before[first:]
+        part._before = None if self._before is None else self._before.beginning_at(first)
         return part
 
     def enter(self, launch: int, overlaps: bool = False) -> None:
@@ -71,22 +71,34 @@ class Array:
         if launch != self._launch:
             overlaps = overlaps and launch == self._launch + 1
             stored = self.program if self.adds is None else self.program | self.adds.program
-            self._before = stored != 0 if overlaps else None
+            self._before = changes.Before(stored, self.adds, self.code) if overlaps else None
             self._launch = launch
             self.program[:] = 0
             self.adds, self.changed = None, False
 
-    def by_launch_before(self, session: Session, places: Any, known: Knowledge, line: int, what: str) -> None:
-        """RaceError where the launch before, which may still run, has stored to a place."""
+    def by_launch_before(
+        self, session: Session, places: Any, known: Knowledge, line: int, what: str, engine: bool = False
+    ) -> None:
+        """RaceError where the launch before, which may still run, has stored to a place, and neither a wait nor an atomic tells of it."""
         self.enter(session.launches, session.overlaps)
         if self._before is None or LAUNCH_BEFORE in known.others:
             return
-        early = np.asarray(places).reshape(-1)
-        early = early[self._before[early]]
+        stored = np.asarray(places).reshape(-1)
+        stored = stored[self._before.program[stored] != 0]
+        if not stored.size:
+            return
+        early = stored[~changes.told(self._before, stored, known)]
+        if not early.size and engine:
+            early, missing = (
+                changes.unfenced(self._before, stored, known),
+                "fence.proxy.async is missing behind the acquire that tells of it",
+            )
+        else:
+            missing = "gdc_wait() is missing between"
         if early.size:
             raise RaceError(
                 f"race on element {int(early[0])} of {self.name}: {what} at {session.source.quote(line)}; the launch before, which may "
-                f"still run (launch_pdl), stores to it at {session.source.quote(int(self.line[early[0]]))}: gdc_wait() is missing between"
+                f"still run (launch_pdl), stores to it at {session.source.quote(int(self.line[early[0]]))}: {missing}"
             )
 
     @property

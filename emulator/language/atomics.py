@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tilecast.emulator.hardware.clocks import Knowledge
+from tilecast.emulator.hardware.clocks import Knowledge, number_before
 from tilecast.emulator.hardware.program import Program
 from tilecast.emulator.hardware.role import Role
 from tilecast.emulator.language import hostside
@@ -33,9 +33,9 @@ _ACQUIRES, _RELEASES = ("acquire", "acq_rel"), ("release", "acq_rel")
 class Flag:
     """One element: the values that it has had in this launch, and what each tells (None: nothing)."""
 
-    def __init__(self, memory: Array, place: int) -> None:
+    def __init__(self, memory: Array, place: int, before: Knowledge | None = None) -> None:
         self.memory, self.place, self.address = memory, place, _address(memory, place)
-        self.values, self.told = [memory.flat[place]], list[Knowledge | None]([None])
+        self.values, self.told = [memory.flat[place]], [before]
         #: How many older values are not kept; number of the last one that an ordinary store left.
         self.dropped = self.plain = 0
 
@@ -48,6 +48,15 @@ class Flag:
             self.told.append(None)
             self.plain = self.dropped + len(self.values) - 1
         return self.dropped + len(self.values) - 1
+
+    def told_after(self) -> Knowledge | None:
+        """What the last value tells in a launch that overlaps this one."""
+        number, told = self.latest, self.told[-1]
+        if told is None or number != self.dropped + len(self.told) - 1:
+            return None
+        known = Knowledge()
+        known.others = {number_before(program): of for program, of in told.others.items() if program >= 0}
+        return known
 
     def value(self, number: int) -> Any:
         """The value of that number."""
@@ -111,7 +120,7 @@ def _flag(program: Program, memory: Array, place: int) -> Flag:
     session, address = program.session, _address(memory, place)
     if address not in session.flags:
         memory.enter(session.launches, session.overlaps)
-        session.flags[address] = Flag(memory, place)
+        session.flags[address] = Flag(memory, place, session.told_before.get(address))
     found: Flag = session.flags[address]
     return found
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tilecast.emulator.errors import RaceError
-from tilecast.emulator.hardware.clocks import Knowledge
+from tilecast.emulator.hardware.clocks import Knowledge, number_before
 from tilecast.emulator.session import Session
 
 #: Flags of other programs that a message quotes.
@@ -42,6 +42,25 @@ class Adds:
         return Adds(self.program[first:], self.code[first:], self.line[first:])
 
 
+class Before:
+    """What the launch before left, where this one may overlap it: programs by `number_before` and one, and event codes of stores.
+
+    Of reductions nothing tells: their program is none.
+    """
+
+    def __init__(self, program: Any, adds: Adds | None, code: Any) -> None:
+        self.program = np.where(program != 0, number_before(program - 1) + 1, 0)
+        if adds is not None:
+            self.program[adds.program != 0] = np.iinfo(np.int32).min + 1
+        self.code = code.copy()
+
+    def beginning_at(self, first: int) -> Before:
+        """The same from an element on."""
+        part = Before.__new__(Before)
+        part.program, part.code = self.program[first:], self.code[first:]
+        return part
+
+
 class Memory(Last, Protocol):
     """A tensor: its memory, and who stored last."""
 
@@ -50,8 +69,10 @@ class Memory(Last, Protocol):
     adds: Adds | None
     changed: bool
 
-    def by_launch_before(self, session: Session, places: Any, known: Knowledge, line: int, what: str) -> None:
-        """RaceError where the launch before, which may still run, has stored to a place."""
+    def by_launch_before(
+        self, session: Session, places: Any, known: Knowledge, line: int, what: str, engine: bool = False
+    ) -> None:
+        """RaceError where the launch before, which may still run, has stored to a place, and neither a wait nor an atomic tells of it."""
 
 
 def ordered(
@@ -62,7 +83,7 @@ def ordered(
 
     ``engine``: the copy engine asks, which an ordinary acquire tells nothing without a fence behind it.
     """
-    memory.by_launch_before(program.session, places, known, line, what)
+    memory.by_launch_before(program.session, places, known, line, what, engine)
     for last in (memory, memory.adds if among_adds else None):
         if last is not None:
             _known(program, memory, last, places, known, line, what, differs)
@@ -79,7 +100,7 @@ def _known(
         return
     same = last.program[at] == program.number + 1
     unknown = [code for code in np.unique(last.code[at[same]]) if not known.has(int(code))]
-    culprits = at[np.where(same, np.isin(last.code[at], unknown), ~_told(last, at, known))]
+    culprits = at[np.where(same, np.isin(last.code[at], unknown), ~told(last, at, known))]
     if not culprits.size:
         return
     first = culprits[0]
@@ -107,7 +128,7 @@ def _apart(program: Storing, other: int) -> str:
 
 def _fenced(program: Storing, memory: Memory, last: Last, places: Any, known: Any, line: int, what: str) -> None:
     """RaceError where another program made one of these changes, and there is no fence between the acquire that tells of it and this."""
-    at = places[np.isin(last.program[places] - 1, list(known.ordinary))]
+    at = unfenced(last, places, known)
     if at.size:
         quote = program.session.source.quote
         raise RaceError(
@@ -124,7 +145,12 @@ def _waited_for(program: Storing, which: str = " do not tell of it") -> str:
     return f"; flags that this program has read{which}: {said}" if said else ""
 
 
-def _told(last: Last, at: Any, known: Knowledge) -> Any:
+def unfenced(last: Last | Before, places: Any, known: Knowledge) -> Any:
+    """Those of the places that other programs changed, with no fence for the copy engine behind the acquire that tells of it."""
+    return places[np.isin(last.program[places] - 1, list(known.ordinary))]
+
+
+def told(last: Last | Before, at: Any, known: Knowledge) -> Any:
     """Whether the last change of each element is by a program whose atomic told of it."""
     if not known.others:
         return np.zeros(at.shape, bool)

@@ -177,6 +177,8 @@ class Jitted:
             session.fusion = bool(enable_fp_fusion)
             session.launches += 1
             session.overlaps = bool(options.get("launch_pdl", False))
+            flags = session.flags.items() if session.overlaps else ()
+            session.told_before = {address: told for address, flag in flags if (told := flag.told_after()) is not None}
             session.flags.clear()
             session.apart.clear()
             session.made_layouts.clear()

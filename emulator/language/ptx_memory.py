@@ -43,7 +43,7 @@ _ORDERINGS = {"acquire", "release", "acq_rel", "relaxed", "volatile"}
 
 def touches_memory(text: str) -> bool:
     """Whether a block is one of these."""
-    return ".global." in text or "cp.async.bulk.wait_group" in text
+    return any(name in text for name in (".global.", "cp.async.bulk.wait_group", "fence.proxy."))
 
 
 @dataclass(frozen=True)

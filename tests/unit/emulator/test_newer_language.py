@@ -125,6 +125,37 @@ def test_a_launch_that_overlaps_waits_for_the_one_before(waits: bool, overlaps: 
     assert np.array_equal(out, np.arange(128) + 1)
 
 
+TELLING = """
+@gluon.jit
+def first(x, flag, ORDER: gl.constexpr):
+    i = gl.arange(0, 128, layout=L)
+    gl.store(x + i, i)
+    gl.barrier()
+    gl.atomic_xchg(flag, 8, sem=ORDER)
+
+@gluon.jit
+def second(x, flag, out, ORDER: gl.constexpr):
+    i = gl.arange(0, 128, layout=L)
+    while gl.atomic_add(flag, 0, sem=ORDER) != 8:
+        pass
+    gl.store(out + i, gl.load(x + i) + 1)
+"""
+
+
+@pytest.mark.parametrize("told", ["release", "relaxed"])
+@pytest.mark.parametrize("asked", ["acquire", "relaxed"])
+def test_a_launch_that_overlaps_may_be_told_by_an_atomic_of_the_one_before(told: str, asked: str, tmp_path: Path) -> None:  # fmt: skip
+    module = load(tmp_path, TELLING)
+    x, flag, out = np.zeros(128, np.int32), np.zeros(1, np.int32), np.zeros(128, np.int32)
+    module.first[(1,)](x, flag, ORDER=told)
+    if (told, asked) != ("release", "acquire"):
+        with pytest.raises(RaceError, match=r"the launch before, which may still run \(launch_pdl\), stores to it"):
+            module.second[(1,)](x, flag, out, ORDER=asked, launch_pdl=True)
+        return
+    module.second[(1,)](x, flag, out, ORDER=asked, launch_pdl=True)
+    assert np.array_equal(out, np.arange(128) + 1)
+
+
 def test_aggregates_with_other_values(tmp_path: Path) -> None:
     module = load(
         tmp_path,
