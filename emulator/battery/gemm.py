@@ -45,7 +45,7 @@ class Product:
     #: Whether rows ("rows") or columns of A and B are without gaps.
     a: str = "rows"
     b: str = "rows"
-    #: How C lies: "rows" as D, "columns", one "row" or "number" for all of it.
+    #: How C lies: "rows" as D, "columns", one "row", "column" or "number" for all of it.
     c: str = "rows"
     #: Whether D is C; columns of C and D beyond those that count; whether C is NaN and must not be read.
     in_place: bool = False
@@ -98,7 +98,7 @@ class GemmBench(LaunchBench):
             yield replace(base, name="layouts", a=a, b=b, m=m + 24, dtype="fp16" if number == 1 else "bf16")
         for alpha, beta in ((0.5, -2.0), (1.0, 0.5), (-3.0, 1.0), (2.0, 0.0), (0.0, 1.0)):
             yield replace(base, name="factors", alpha=alpha, beta=beta, n=n + 8, gap=16)
-        for lies in ("row", "number", "columns"):
+        for lies in ("row", "column", "number", "columns"):
             yield replace(base, name="C that lies anyhow", c=lies, beta=2.0, n=n + 8, gap=8)
             yield replace(
                 base,
@@ -336,8 +336,9 @@ def _made(problem: Product, wide: str, seed: int) -> Callable[[], _Tensors]:
         if problem.poisoned:
             holder[:] = np.nan
         lying = holder[:, : problem.n]
-        if problem.c in ("row", "number"):
-            lying = np.broadcast_to(lying[:1] if problem.c == "row" else lying[:1, :1], lying.shape)
+        one = {"row": lying[:1], "column": lying[:, :1], "number": lying[:1, :1]}.get(problem.c)
+        if one is not None:
+            lying = np.broadcast_to(one, lying.shape)
         elif problem.c == "columns":
             lying = np.asfortranarray(lying)
         before = lying.astype(np.float64)

@@ -225,7 +225,7 @@ def c_of_box(
     c, problem, turn, part: gl.constexpr, piece, WIDTH: gl.constexpr, layout: gl.constexpr, ADD_C: gl.constexpr
 ):
     """What belongs to a box of a C that the copy engine does not bring, asked for before it is needed: of one row for all what is in the box's
-    columns, of one number that."""
+    columns, of one column what is in its rows, of one number that."""
     if ADD_C == 2:
         _, column = tile_at(problem, turn)
         columns = column + part * WIDTH + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
@@ -243,6 +243,10 @@ def c_of_box(
             in_memory(ADD_C == 5, WIDTH),
         )
         return gl.load(at, mask=inside, other=0.0)
+    elif ADD_C == 6:
+        row, _ = tile_at(problem, turn)
+        rows = row + piece * PIECE_M + gl.arange(0, PIECE_M, layout=gl.SliceLayout(1, layout))
+        return gl.load(c + rows.to(gl.int64) * problem.c_row, mask=rows < problem.m, other=0.0)[:, None]
     elif ADD_C == 4:
         return gl.load(c)
     else:
@@ -260,7 +264,7 @@ def write_box(
     row, column = tile_at(problem, turn)
     row, column = row + piece * PIECE_M, column + part * WIDTH
     added = products
-    if ADD_C == 2 or ADD_C == 4:
+    if ADD_C == 2 or ADD_C == 4 or ADD_C == 6:
         added = of_box
     if ADD_C == 1:
         mbarrier.wait(slots.full.index(slot), lap & 1)
@@ -399,10 +403,10 @@ def product_role(
 
         for part in gl.static_range(TILE_N // WIDTH):
             of_box = ahead
-            if part + 1 < TILE_N // WIDTH and not (anyhow(ADD_C) and OWN_PIECES > 1):
+            if part + 1 < TILE_N // WIDTH and not ((anyhow(ADD_C) or ADD_C == 6) and OWN_PIECES > 1):
                 ahead = c_of_box(c, problem, turn, part + 1, first, WIDTH, layout, ADD_C)
             for own in gl.static_range(OWN_PIECES):
-                if anyhow(ADD_C) and OWN_PIECES > 1:
+                if (anyhow(ADD_C) or ADD_C == 6) and OWN_PIECES > 1:
                     # Not alike in all pieces of the columns.
                     of_box = ahead
                     if own + 1 < OWN_PIECES:
@@ -421,7 +425,7 @@ def multiply(
     a_desc, b_desc, c_desc, d_desc, more_desc, rows, columns, steps, waves, last, part_rows, m, n, c_row, c_column, d_row, d_column, alpha, beta,
     A_ROWS: gl.constexpr, B_ROWS: gl.constexpr, ADD_C: gl.constexpr, BOXES: gl.constexpr, SCALED: gl.constexpr, BESIDE: gl.constexpr,
 ):  # fmt: skip
-    """Allocate, set up the barriers, and start the roles.  ADD_C: 1 for C in boxes, 2 for one row of all, 3 for any, 4 for one number, 5 for any by columns; of 2 to 5, and of D with no BOXES, the descriptors are pointers.
+    """Allocate, set up the barriers, and start the roles.  ADD_C: 1 for C in boxes, 2 for one row of all, 3 for any, 4 for one number, 5 for any by columns, 6 for one column of all; of 2 to 6, and of D with no BOXES, the descriptors are pointers.
 
     BESIDE: 1 where the launch after this one may begin before it ends, plus 2 where it may begin before the launch before has ended.
     """
@@ -518,11 +522,19 @@ def plan(a, b, c, d, alpha, beta, sms=None, beside=0):
     if d.numel() == 0:  # the copy engine knows no empty tensors
         return ()
     a_rows, b_rows = in_boxes(a), in_boxes(b)
-    # A C whose rows are all alike is one row, or one number; C comes in boxes only beside a D that does.
+    # A C whose rows or columns are all alike is one row, one column or one number; C comes in boxes only beside a D that does.
     out_boxes = in_boxes(d)
     add_c = 0
     if adds:
-        one = {0: 4, 1: 2}.get(c.stride(1), 3) if c.stride(0) == 0 else 5 if c.stride(0) < c.stride(1) else 3
+        one = (
+            {0: 4, 1: 2}.get(c.stride(1), 3)
+            if c.stride(0) == 0
+            else 6
+            if c.stride(1) == 0
+            else 5
+            if c.stride(0) < c.stride(1)
+            else 3
+        )
         add_c = 1 if out_boxes and in_boxes(c) else one
     c = c if adds else d
     boxes = (
