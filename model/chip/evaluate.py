@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from tilecast.model.chip.launch import ChipRun, run_chip
-from tilecast.model.chip.power import Activity, Clock, Length, fixed, lasting_seconds, length, settle
+from tilecast.model.chip.power import Activity, Clock, Length, busy_share, fixed, lasting_seconds, length, settle
 from tilecast.model.families import build_pipeline, family_of, loop_shape
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
@@ -53,7 +53,8 @@ def evaluate(workload: Workload, machine: Machine, variant: Variant, clock: str 
 def timed(workload: Workload, machine: Machine, pipeline: Pipeline, chip: ChipRun, clock: str | float) -> Evaluation:
     """A fused launch that was played on the chip, at the clock that its power allows."""
     activity = launch_activity(workload, machine, pipeline, chip.iterations, chip.l2_bytes, chip.hbm_bytes)
-    activity = replace(activity, busy=min(1.0, chip.mean_cycles / chip.makespan_cycles))
+    busy = float(busy_share(chip.mean_cycles, chip.makespan_cycles, chip.tiles, chip.slots))
+    activity = replace(activity, busy=busy)
     cycles = max(chip.makespan_cycles, chip.l2_floor_cycles)
     settled = settled_clock(machine, activity, length(cycles, chip.hbm_seconds), clock)
     launch = machine["launch.kernel_us"] * 1e-6

@@ -52,7 +52,7 @@ class Activity:
     unit_cycles: tuple[tuple[str, float], ...]
     l2_bytes: float
     hbm_bytes: float
-    #: SMs at work over all, in the mean over the launch: less than 1 by its last wave.
+    #: SMs at work over the most that work at a time, in the mean over the launch (`busy_share`): less than 1 by its last wave.
     busy: float = 1.0
 
 
@@ -136,6 +136,12 @@ def _range(machine: Machine, regime: str) -> tuple[float, float, float]:
     """(limit in watts, lowest and highest clock in MHz) of a regime."""
     limit = machine["chip.tdp_w"] if regime == "sustained" else machine["power.short_run_w"]
     return limit, _LOWEST_MHZ, machine["chip.clock_max_mhz"] * machine["power.tensor_clock_share"]
+
+
+def busy_share(mean_cycles: Any, longest_cycles: Any, tiles: int, slots: int) -> Any:
+    """`Activity.busy` of a launch of ``tiles`` for so many ``slots``, whose mean slot has work for ``mean_cycles`` and whose last is done
+    after ``longest_cycles``: slots that never get a tile are not idle by its last wave."""
+    return np.minimum(1.0, mean_cycles / longest_cycles / min(1.0, tiles / slots))
 
 
 def tail_share(busy: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilecast.model.chip.power import Activity, Clock, settle_clock
+from tilecast.model.chip.power import Activity, Clock, busy_share, settle_clock
 from tilecast.model.compiled.code import KernelCode
 from tilecast.model.compiled.forecast import CompiledForecast, forecast
 from tilecast.model.compiled.shares import executed
@@ -23,7 +23,8 @@ def activity(code: KernelCode, work: Workload, machine: Machine, seen: CompiledF
     """
     done = executed(code, work, machine)
     cycles = tuple((pipe, done.instructions.get(pipe, 0.0) * _LANES / machine[rate]) for pipe, rate in _RATES.items())
-    busy = min(1.0, seen.mean_cycles / seen.span_cycles) if seen.span_cycles else 1.0
+    slots = int(machine["chip.sm_count"]) * seen.ctas_per_sm
+    busy = float(busy_share(seen.mean_cycles, seen.span_cycles, seen.tiles, slots)) if seen.span_cycles else 1.0
     return Activity(done.flop, work.dtype, cycles, seen.l2_bytes, seen.memory_bytes, busy)
 
 

@@ -28,7 +28,7 @@ from tilecast.model.chip.launch import (
     traffic,
     whole_tiles,
 )
-from tilecast.model.chip.power import Activity, settled_mhz
+from tilecast.model.chip.power import Activity, busy_share, settled_mhz
 from tilecast.model.chip.tiles import HeadTiles, head_tiles
 from tilecast.model.families import family_of, loop_shape
 from tilecast.model.kernel.variant import Variant
@@ -252,7 +252,7 @@ class Floors:
         if not masks:
             return longest, 1.0
         started = once * min(1.0, tiling.count / tiling.slots)
-        at_work = np.minimum(1.0, (tiling.average(per_tile) + started) / longest)
+        at_work = busy_share(tiling.average(per_tile) + started, longest, tiling.count, tiling.slots)
         # Where tiles go to the slot that is free first the longest is not known.
         return longest, np.where([deal.hand == "free" for deal in deals], 1.0, at_work)
 

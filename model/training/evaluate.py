@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from tilecast.model.backward import BackwardVariant, build_backward, family_of
 from tilecast.model.chip.evaluate import PredictError, check_clock, refuse_unknown, settled_clock
-from tilecast.model.chip.power import Activity, Clock
+from tilecast.model.chip.power import Activity, Clock, busy_share
 from tilecast.model.compiled.roles.loop_code import LoopCode
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -126,10 +126,12 @@ def _activity(workload: Workload, made: BackwardPass, loops: dict[str, LoopRun])
         l2, hbm = l2 + run.chip.l2_bytes, hbm + run.chip.hbm_bytes
         for unit, cycles in p.demand().items():
             units[unit] = units.get(unit, 0.0) + cycles * steps / p.ctas_per_sm * p.cta_group
-    work, whole = (
-        sum(getattr(run.chip, name) for run in loops.values()) for name in ("mean_cycles", "makespan_cycles")
-    )
-    return Activity(flop, workload.dtype, tuple(units.items()), l2, hbm, min(1.0, work / whole))
+    # Of several launches by how long each takes.
+    chips = [run.chip for run in loops.values()]
+    each = [float(busy_share(c.mean_cycles, c.makespan_cycles, c.tiles, c.slots)) for c in chips]
+    whole = sum(c.makespan_cycles for c in chips)
+    busy = sum(share * c.makespan_cycles for share, c in zip(each, chips, strict=True)) / whole
+    return Activity(flop, workload.dtype, tuple(units.items()), l2, hbm, busy)
 
 
 def refuse(workload: Workload, machine: Machine, variant: BackwardVariant, clock: str | float) -> None:

@@ -14,6 +14,7 @@ from tilecast.base.data import MEASURED
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.chip.power import (
     Activity,
+    busy_share,
     energy_joule_at_1ghz,
     fixed_clock,
     length,
@@ -192,6 +193,8 @@ def test_short_clocks_go_by_what_is_drawn_while_all_sms_work() -> None:
     # Sustained limits go by the mean, and what no limit holds keeps the top clock.
     assert settle(chip, parted, takes, "sustained") == settle(chip, replace(parted, busy=1.0), takes, "sustained")
     assert settle(chip, Activity(1e12, "bf16", (), 0.0, 0.0, busy=0.6), takes, "short").bound == "boost"
+    # Slots that never get a tile are not idle by a last wave: a tenth of the SMs at work from begin to end.
+    assert busy_share(100.0, 1000.0, 13, 130) == 1.0 and busy_share(1500.0, 2000.0, 195, 130) == 0.75
     many = Activity(np.array([8e12, 6e12]), "bf16", (), np.zeros(2), np.zeros(2), busy=np.array([1.0, 0.75]))  # type: ignore[arg-type]
     assert settled_mhz(chip, many, np.full(2, 16e6), np.zeros(2), "short") == pytest.approx([whole.mhz, found.mhz])
 
