@@ -26,11 +26,11 @@ _memory = Memory()
 
 
 def differentiable(
-    forward: Callable[..., tuple[Any, Any]], q: Any, k: Any, v: Any, scale: float | None, left: int, right: int,
+    forward: Callable[..., tuple[Any, Any, Any]], q: Any, k: Any, v: Any, scale: float | None, left: int, right: int,
     deterministic: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """(out, lse) of ``forward`` on real tensors, with gradients of q, k and v, which need not have the same bits every run unless
-    ``deterministic``."""
+    """(out, lse) of ``forward`` (`operator._forward`) on real tensors, with gradients of q, k and v, which need not have the same bits
+    every run unless ``deterministic``."""
     return _Attention.apply(forward, q, k, v, scale, left, right, deterministic)  # type: ignore[no-any-return]
 
 
@@ -41,10 +41,11 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
     def forward(
         ctx: Any, forward: Any, q: Any, k: Any, v: Any, scale: float | None, left: int, right: int, deterministic: bool
     ) -> tuple[Any, Any]:
-        out, lse = forward(q, k, v, scale, left, right, True)
+        out, lse, read = forward(q, k, v, scale, left, right, True)
         # A problem without a backward pass is refused where it can still go elsewhere.
         _kernels_of(q, k, v, *registry.reduce_mask(left, right, q.shape[2], k.shape[2])[:1])
-        _keep(ctx, (q, k, v, out, lse), scale, left, right, deterministic)
+        # A copy in place of what was copied: the backward reads what the forward did, and does not copy it again.
+        _keep(ctx, (*((q, k, v) if read is None else read), out, lse), scale, left, right, deterministic)
         return out, lse
 
     @staticmethod
@@ -106,10 +107,20 @@ def _run(
     check_ranks(q, k, v)
     check_agreement(q, k, v)
     made = empty_output(q, q.shape[3]), empty_output(k, k.shape[3]), empty_output(v, v.shape[3])
-    start = backward_into(made, dout, q, k, v, out, lse, dlse, scale, left, right, deterministic)
+    asked = q, k, v, out, lse, dout, dlse
+    read = _as_read(*asked)
+    start = backward_into(made, read[5], *read[:5], read[6], scale, left, right, deterministic)
     if key is not None and start is not None:
-        _memory.remember(key, _known_call(start(), made))
+        call = _known_call(start(), made)
+        copied = any(x is not y for x, y in zip(asked, read, strict=True))
+        _memory.remember(key, (lambda *tensors: call(*_as_read(*tensors))) if copied else call)
     return made
+
+
+def _as_read(q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
+    """The same tensors as kernels read them: a copy, in its memory order, where one is not."""
+    read = readable(q), readable(k), readable(v), readable(out)
+    return (*read, lse.contiguous(), readable(dout), None if dlse is None else dlse.contiguous())
 
 
 def _known_call(start: Any, made: tuple[Any, ...]) -> Callable[..., tuple[Any, Any, Any]]:
@@ -133,8 +144,8 @@ def backward_into(
 ) -> Callable[[], Any] | None:  # fmt: skip
     """The gradients of q, k and v into the three tensors ``made``, which the caller allocated (`operator.forward_into`).
 
-    Returns what gives the same for other tensors like these, as (q, k, v, out, lse, dout, dlse, dq, dk, dv) -> None; None where
-    something was copied first, or nothing launched.
+    Returns what gives the same for other tensors like these, as kernels read them, as (q, k, v, out, lse, dout, dlse, dq, dk, dv) -> None;
+    None where nothing was launched that can be started again.
     """
     dq, dk, _ = made
     if not (dq.numel() and dk.numel()):
@@ -143,8 +154,7 @@ def backward_into(
         return None
     mask, left, right = registry.reduce_mask(left, right, q.shape[2], k.shape[2])
     kernels = _kernels_of(q, k, v, mask)
-    asked = q, k, v, out, lse, dout, dlse
-    read = (*map(readable, asked[:4]), lse.contiguous(), readable(dout), None if dlse is None else dlse.contiguous())
+    read = _as_read(q, k, v, out, lse, dout, dlse)
     as_rows = mask == "none" and q.shape[2] == 1
     given = _heads_as_rows(*read, *made) if as_rows else (*read, *made)
     heads, rows = given[0].shape[1:3]
@@ -162,7 +172,7 @@ def backward_into(
         *((left, right) if windowed else (-1, -1)), given[6],
     )  # fmt: skip
     launch(*arguments, None, deterministic)
-    if not hasattr(launch, "started") or any(x is not y for x, y in zip(asked, read, strict=True)):
+    if not hasattr(launch, "started"):
         return None
     if not as_rows:
         return lambda: launch.started(*arguments, deterministic)

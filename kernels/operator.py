@@ -172,7 +172,7 @@ def attention(
             if (q.requires_grad or k.requires_grad or v.requires_grad) and _grad_enabled():
                 out, lse = differentiable(_forward, q, k, v, scale, left, right, deterministic)
             else:
-                out, lse = _forward(q, k, v, scale, left, right, return_lse)
+                out, lse, _ = _forward(q, k, v, scale, left, right, return_lse)
         except UnsupportedError:
             if fallback is None:
                 raise
@@ -235,10 +235,11 @@ def forward_into(out: Any, lse: Any, q: Any, k: Any, v: Any, scale: float | None
 
 def _forward(
     q: Any, k: Any, v: Any, scale: float | None, left: int, right: int, return_lse: bool, made: Any = None
-) -> tuple[Any, Any | None]:
+) -> tuple[Any, Any | None, tuple[Any, Any, Any] | None]:
     """Choose a kernel, allocate (unless the outputs are ``made``), launch; what was met before is launched at once.
 
-    (batch, heads, seqlen, head_dim) views; lse is None unless asked for.
+    (batch, heads, seqlen, head_dim) views.  The output, the lse (None unless asked for), and q, k and v as the kernel read them where one of
+    them was copied for it: a backward pass then need not copy it again.
     """
     key = None
     if made is None:
@@ -297,9 +298,10 @@ def _forward(
         out.zero_()
         if lse is not None:
             lse.fill_(-math.inf)
-        return out, lse
+        return out, lse, None
     asked = q, k, v
     q, k, v = readable(q), readable(k), readable(v)
+    copied = q is not asked[0] or k is not asked[1] or v is not asked[2]
     arguments: tuple[Any, ...] = (q, k, v, out, lse, scale)
     started: Any = few_rows.attend(q, k, v, out, lse, scale, left, right)
     if started is not None:
@@ -309,10 +311,22 @@ def _forward(
             arguments = (*arguments, left, right)
         launch(*arguments)
         started = getattr(launch, "started", None)
-    # A copy is made anew in every call.
-    if key is not None and started is not None and q is asked[0] and k is asked[1] and v is asked[2]:
-        _memory.remember(key, _known_call(started(*arguments), out, lse))
-    return out, lse
+    if key is not None and started is not None:
+        call = _known_call(started(*arguments), out, lse)
+        _memory.remember(key, _copying(call) if copied else call)
+    return out, lse, (q, k, v) if copied else None
+
+
+def _copying(call: Any) -> Any:
+    """``call`` of copies, which are made anew in every call, of those tensors that kernels do not read as they are."""
+    if call is None:
+        return None
+
+    def copied(*tensors: Any) -> tuple[Any, Any, tuple[Any, ...]]:
+        read = tuple(map(readable, tensors))
+        return (*call(*read)[:2], read)
+
+    return copied
 
 
 def _known_call(start: Any, out: Any, lse: Any) -> Any:
@@ -323,20 +337,20 @@ def _known_call(start: Any, out: Any, lse: Any) -> Any:
     shape, strides, dtype, device = tuple(out.shape), out.stride(), out.dtype, out.device
     if lse is None:
 
-        def plain(q: Any, k: Any, v: Any) -> tuple[Any, None]:
+        def plain(q: Any, k: Any, v: Any) -> tuple[Any, None, None]:
             out = _empty_strided(shape, strides, dtype=dtype, device=device)
             start(q, k, v, out, None)
-            return out, None
+            return out, None, None
 
         return plain
 
     rows, row_strides = tuple(lse.shape), lse.stride()
 
-    def with_lse(q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+    def with_lse(q: Any, k: Any, v: Any) -> tuple[Any, Any, None]:
         out = _empty_strided(shape, strides, dtype=dtype, device=device)
         lse = _empty_strided(rows, row_strides, dtype=_float, device=device)
         start(q, k, v, out, lse)
-        return out, lse
+        return out, lse, None
 
     return with_lse
 
@@ -349,7 +363,7 @@ def _run(
 ) -> tuple[Any, Any]:
     """The operator on a device.  A schema has no optional outputs: lse is of size 0 when not asked for.  ``deterministic`` is for
     gradients."""
-    out, lse = _forward(q, k, v, scale, left, right, return_lse)
+    out, lse, _ = _forward(q, k, v, scale, left, right, return_lse)
     return out, torch.empty((0,), dtype=torch.float32, device=q.device) if lse is None else lse
 
 

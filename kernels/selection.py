@@ -156,11 +156,14 @@ def find_kernels(
 
 
 def readable(tensor: Any) -> Any:
-    """The tensor, or a contiguous copy where its last stride is not 1 or a row does not start at 16 bytes."""
+    """The tensor, or a dense copy in its memory order where its last stride is not 1 or a row does not start at 16 bytes.
+
+    Rows that are no whole 16 bytes stay as they are: what takes heads of such widths copies them into wider ones (`padding`).
+    """
     a, b, c, last = tensor.stride()
-    if last != 1 or (a | b | c) & 7 or tensor.data_ptr() & 15:
+    if last != 1 or (((a | b | c) & 7 or tensor.data_ptr() & 15) and not tensor.shape[3] & 7):
         # Not .contiguous(): that returns the tensor itself when only its address, or a stride that is not used, is odd.
-        return tensor.clone(memory_format=torch.contiguous_format)
+        return empty_output(tensor, tensor.shape[3]).copy_(tensor)
     return tensor
 
 

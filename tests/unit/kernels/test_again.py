@@ -55,6 +55,13 @@ def problem(seed: int = 0, keys: int = 7):
     return [torch.randn(2, heads, rows, 64, generator=draw).half() for heads, rows in ((4, 5), (2, keys), (2, keys))]
 
 
+def odd_of(x, heads_inside: bool = False):
+    """``x`` at an address that is no whole 16 bytes, in its memory order or with heads inside the lengths."""
+    like = x.transpose(1, 2) if heads_inside else x
+    made = torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(like.shape).copy_(like.detach())
+    return made.transpose(1, 2) if heads_inside else made
+
+
 def test_the_second_call_of_a_shape_starts_at_once_and_is_the_same(op, launches) -> None:
     planned, started = launches
     for seed in range(3):
@@ -82,10 +89,9 @@ def test_what_differs_is_another_call(op, launches) -> None:
         for _ in range(2):
             op.attention(*one)
     assert len(planned) == 5
-    odd = torch.empty(q.numel() + 1, dtype=q.dtype)[1:].view(q.shape).copy_(q)  # copied in every call
-    for _ in range(2):
-        torch.testing.assert_close(op.attention(odd, k, v), op.attention(q, k, v))
-    assert len(planned) == 5
+    for _ in range(3):  # copied in every call
+        torch.testing.assert_close(op.attention(odd_of(q), k, v), op.attention(q, k, v))
+    assert len(planned) == 6
 
 
 def test_calls_with_gradients_are_known_too_and_stay_differentiable(op, launches) -> None:
@@ -103,6 +109,26 @@ def test_calls_with_gradients_are_known_too_and_stay_differentiable(op, launches
                 torch.testing.assert_close(x.grad.double(), y.grad, atol=2e-2, rtol=2e-2)
     # Forwards are planned once and start again three times; gradients of the lse are other calls.
     assert len(planned) == 3 and len(started) == 5
+
+
+@pytest.mark.parametrize("heads_inside", [False, True])
+def test_what_is_copied_is_known_too_and_copied_once_for_both_passes(op, launches, heads_inside) -> None:
+    planned, started = launches
+    for seed in range(3):
+        inputs = [odd_of(x, heads_inside).requires_grad_() for x in problem(seed)]
+        wide = [x.detach().double().requires_grad_() for x in inputs]
+        op.launched.clear()
+        out = op.attention(*inputs)
+        found = torch.autograd.grad(out.sum(), inputs)  # the gradient of a sum is copied too
+        (_, forward), (_, backward) = op.launched
+        for x, one, other, gradient in zip(inputs, forward[:3], backward[:3], found, strict=False):
+            assert one is other and one.data_ptr() % 16 == 0 and torch.equal(one, x)
+            assert one.stride() == gradient.stride() and one.transpose(1, 2).is_contiguous() is heads_inside
+        assert out.transpose(1, 2).is_contiguous() is heads_inside
+        exact = torch.autograd.grad(op.attention(*wide, fallback="sdpa").sum(), wide)
+        for x, y in zip(found, exact, strict=True):
+            torch.testing.assert_close(x.double(), y, atol=2e-2, rtol=2e-2)
+    assert len(planned) == 2 and len(started) == 4
 
 
 def test_gradients_of_one_query_are_known_too(op, launches) -> None:

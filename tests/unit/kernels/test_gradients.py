@@ -137,6 +137,26 @@ def test_gradients_follow_the_memory_order_of_their_tensors(torch, op) -> None:
     assert torch.allclose(one.grad, two.grad, atol=2e-3)
 
 
+def test_what_a_backward_reads_may_not_change_after_the_forward_and_a_copy_does_not(torch, op) -> None:
+    for place in range(3):
+        inputs = leaves(torch)
+        kept = [x.detach().clone().requires_grad_() if i == place else x for i, x in enumerate(inputs)]
+        out = op.attention(*kept)
+        with torch.no_grad():
+            kept[place].mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+        # Rows that no kernel reads as they are: the forward has copied them, and gradients are of what it copied.
+        want = torch.autograd.grad(op.attention(*inputs).sum(), inputs)
+        wider = torch.nn.functional.pad(inputs[place].detach(), (0, 3))
+        odd = [wider[..., :64].requires_grad_() if i == place else x for i, x in enumerate(inputs)]
+        out = op.attention(*odd)
+        with torch.no_grad():
+            odd[place].mul_(2)
+        for x, y in zip(torch.autograd.grad(out.sum(), odd), want, strict=True):
+            assert torch.equal(x, y)
+
+
 def test_only_what_asks_gets_a_gradient(torch, op) -> None:
     for wanted in range(3):
         inputs = [t.requires_grad_(i == wanted) for i, t in enumerate(tensors(torch))]
