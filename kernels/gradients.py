@@ -108,11 +108,11 @@ def _run(
     check_agreement(q, k, v)
     made = empty_output(q, q.shape[3]), empty_output(k, k.shape[3]), empty_output(v, v.shape[3])
     asked = q, k, v, out, lse, dout, dlse
-    read = _as_read(*asked)
-    start = backward_into(made, read[5], *read[:5], read[6], scale, left, right, deterministic)
+    q, k, v, out, lse, dout, dlse = _as_read(*asked)
+    start = backward_into(made, dout, q, k, v, out, lse, dlse, scale, left, right, deterministic)
     if key is not None and start is not None:
         call = _known_call(start(), made)
-        copied = any(x is not y for x, y in zip(asked, read, strict=True))
+        copied = any(x is not y for x, y in zip(asked, (q, k, v, out, lse, dout, dlse), strict=True))
         _memory.remember(key, (lambda *tensors: call(*_as_read(*tensors))) if copied else call)
     return made
 
@@ -154,9 +154,9 @@ def backward_into(
         return None
     mask, left, right = registry.reduce_mask(left, right, q.shape[2], k.shape[2])
     kernels = _kernels_of(q, k, v, mask)
-    read = _as_read(q, k, v, out, lse, dout, dlse)
+    read = (*_as_read(q, k, v, out, lse, dout, dlse), *made)
     as_rows = mask == "none" and q.shape[2] == 1
-    given = _heads_as_rows(*read, *made) if as_rows else (*read, *made)
+    given = _heads_as_rows(*read) if as_rows else read
     heads, rows = given[0].shape[1:3]
     together = heads // given[1].shape[1] * rows
     launch, windowed = next(

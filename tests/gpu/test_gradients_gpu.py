@@ -165,7 +165,7 @@ def test_accuracy_of_one_query_whose_heads_are_rows(dims, mask, heads) -> None:
 
 
 @pytest.mark.parametrize("heads", [(7, 1), (4, 4)], ids=str)
-@pytest.mark.parametrize("lengths", [(1, 65), (4, 3001), (9, 64), (64, 700), (9, 5)], ids=str)
+@pytest.mark.parametrize("lengths", [(1, 65), (4, 3001), (9, 64), (64, 700), (9, 5), (24, 300)], ids=str)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("dims", [*DIMS, (72, 72), (40, 40)], ids=str)
 def test_accuracy_and_bits_of_few_queries(dims, mask, lengths, heads) -> None:
@@ -374,6 +374,11 @@ def test_same_bits_for_every_layout(dims) -> None:
     assert same_bits(gradients(*apart[:3], (-1, 0), apart[3]), expected)
     ones = torch.ones((), device="cuda", dtype=torch.bfloat16).expand(dout.shape)
     assert same_bits(gradients(q, k, v, (-1, 0), ones), gradients(q, k, v, (-1, 0), ones.contiguous()))
+    # Rows that start anywhere are copied, once for both passes, and gradients lie as their tensors do.
+    wide = [torch.nn.functional.pad(t.transpose(1, 2), (0, 3))[..., : t.shape[3]] for t in (q, k, v)]
+    for _ in range(2):  # as it is met, and as it is remembered
+        found = gradients(*wide, (-1, 0), dout.transpose(1, 2), layout="bshd")
+        assert all(t.is_contiguous() for t in found) and same_bits([t.transpose(1, 2) for t in found], expected)
     # Heads that are the same memory: TMA reads them through a stride of zero.
     spread = [t[:, :1].expand(-1, 4, -1, -1) for t in (k, v)]
     assert same_bits(
