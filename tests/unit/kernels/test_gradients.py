@@ -157,6 +157,22 @@ def test_what_a_backward_reads_may_not_change_after_the_forward_and_a_copy_does_
             assert torch.equal(x, y)
 
 
+def test_copies_are_what_hooks_and_checkpoints_see(torch, op) -> None:
+    from torch.autograd.graph import saved_tensors_hooks
+    from torch.utils.checkpoint import checkpoint
+
+    inputs = [torch.nn.functional.pad(x, (0, 3))[..., :64].requires_grad_() for x in tensors(torch)]
+    want = torch.autograd.grad(op.attention(*inputs).sum(), inputs)
+    kept: list = []
+    with saved_tensors_hooks(lambda x: kept.append(x) or len(kept) - 1, lambda i: kept[i]):
+        out = op.attention(*inputs)
+    assert [x.is_contiguous() for x in kept] == [True] * 5 and all(map(torch.equal, kept[:3], inputs))
+    for found in (torch.autograd.grad(out.sum(), inputs), *(
+        torch.autograd.grad(checkpoint(op.attention, *inputs, use_reentrant=False).sum(), inputs) for _ in range(2)
+    )):  # fmt: skip
+        assert all(map(torch.equal, found, want))
+
+
 def test_only_what_asks_gets_a_gradient(torch, op) -> None:
     for wanted in range(3):
         inputs = [t.requires_grad_(i == wanted) for i, t in enumerate(tensors(torch))]
