@@ -141,20 +141,18 @@ def _run(
     kernels = _kernels.get((q.get_device(), q.dtype, head_dim, v.shape[3], mask))
     if kernels is None:
         kernels = find_kernels(q, k, v, mask, names=NAMES, known=_kernels)
-    found = next(
-        ((launch, windowed) for first, last, launch, windowed, *_ in kernels if first <= seqlen_q <= last), None
-    )
-    if found is None:
+    kernel = next((one for one in kernels if one.fits(seqlen_q, k.shape[2])), None)
+    if kernel is None:
         raise UnsupportedError(
             f"attention: no 8-bit kernel for head_dim {head_dim} takes {seqlen_q} query rows; fallback='sdpa' runs it"
         )
     out, lse = _outputs(q, v, True)
     if out.numel() and k.numel():
-        launch, windowed = found
+        launch = kernel.launch
         factors = (factor if factor is None else factor.contiguous() for factor in (q_descale, k_descale, v_descale))
         read_v = v if getattr(launch, "any_v", False) else _read(v)
         # Causal kernels know their mask.
-        limits = (left, right) if windowed else (-1, -1)
+        limits = (left, right) if kernel.windowed else (-1, -1)
         launch(_read(q), _read(k), read_v, out, lse, head_dim**-0.5 if scale is None else scale, *limits, *factors)
     else:
         out.zero_()

@@ -159,17 +159,11 @@ def backward_into(
     given = _heads_as_rows(*read) if as_rows else read
     heads, rows = given[0].shape[1:3]
     together = heads // given[1].shape[1] * rows
-    launch, windowed = next(
-        (
-            (launch, windowed)
-            for first, last, launch, windowed, keys, most in kernels
-            if first <= rows <= last and k.shape[2] <= keys and together <= most
-        ),
-        kernels[-1][2:4],
-    )
+    kernel = next((one for one in kernels if one.fits(rows, k.shape[2], together)), kernels[-1])
+    launch = kernel.launch
     arguments = (
         *given[:6], *given[7:], 1.0 / math.sqrt(q.shape[3]) if scale is None else scale,
-        *((left, right) if windowed else (-1, -1)), given[6],
+        *((left, right) if kernel.windowed else (-1, -1)), given[6],
     )  # fmt: skip
     launch(*arguments, None, deterministic)
     if not hasattr(launch, "started"):

@@ -280,12 +280,10 @@ def _forward(
     kernels = forward_kernels.get((device, dtype, head_dim, head_dim_v, mask))
     if kernels is None:
         kernels = find_kernels(q, k, v, mask)
-    for first, last, launch, windowed, keys, _ in kernels:  # noqa: B007 (the kernel is used after the loop)
-        if first <= seqlen_q <= last and seqlen_k <= keys:
-            break
-    else:
+    kernel = next((one for one in kernels if one.fits(seqlen_q, seqlen_k)), None)
+    if kernel is None:
         raise UnsupportedError(
-            f"attention: the kernels for head_dim {head_dim}/{head_dim_v} {mask} start at {kernels[-1][0]} query rows, "
+            f"attention: the kernels for head_dim {head_dim}/{head_dim_v} {mask} start at {kernels[-1].first} query rows, "
             f"got {seqlen_q}; fallback='sdpa' runs it"
         )
     if made is None:
@@ -307,10 +305,10 @@ def _forward(
     if started is not None:
         arguments = (*arguments, left, right)
     else:
-        if windowed:
+        if kernel.windowed:
             arguments = (*arguments, left, right)
-        launch(*arguments)
-        started = getattr(launch, "started", None)
+        kernel.launch(*arguments)
+        started = getattr(kernel.launch, "started", None)
     if key is not None and started is not None:
         call = _known_call(started(*arguments), out, lse)
         _memory.remember(key, _copying(call) if copied else call)

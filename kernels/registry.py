@@ -213,8 +213,14 @@ def select(
     found = candidates(capability, dtype, head_dim_qk, head_dim_v, mask, entries)
     keys = seqlen_k or seqlen_q
     rows = group * seqlen_q
-    fitting = (e for e in found if e.seqlen_q_min <= seqlen_q <= e.seqlen_q_max and keys <= e.seqlen_k_max)
-    return next((e for e in fitting if rows <= e.rows_max), None)
+    return next(
+        (
+            e
+            for e in found
+            if e.seqlen_q_min <= seqlen_q <= e.seqlen_q_max and keys <= e.seqlen_k_max and rows <= e.rows_max
+        ),
+        None,
+    )
 
 
 @functools.cache

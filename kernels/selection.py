@@ -6,7 +6,7 @@ Kernels are imported when a problem is met for the first time, and remembered.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,9 +16,29 @@ from tilecast.kernels.padding import padded
 from tilecast.kernels.starting import on_device
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-#: Kernels of a problem: (device, dtype, head_dim_qk, head_dim_v, mask) -> (first seqlen_q, last seqlen_q, launch,
-#: whether it takes a window, most keys, most query rows of a key/value head), best first.  The device is CUDA's index, -1 for the CPU.
-Kernels = tuple[tuple[int, int, Callable[..., Any], bool, int, int], ...]
+
+
+class Kernel(NamedTuple):
+    """A kernel as calls need it."""
+
+    #: Fewest and most query rows of a sequence.
+    first: int
+    last: int
+    launch: Callable[..., Any]
+    #: Whether the launch takes a window.
+    windowed: bool
+    #: Most keys of a sequence, and most query rows of a key/value head.
+    keys_max: int
+    rows_max: int
+
+    def fits(self, queries: int, keys: int, rows: int = 0) -> bool:
+        """Whether it runs sequences of so many queries, keys and query rows of a key/value head."""
+        return self.first <= queries <= self.last and keys <= self.keys_max and rows <= self.rows_max
+
+
+#: Of a problem, best first.
+Kernels = tuple[Kernel, ...]
+#: (device, dtype, head_dim_qk, head_dim_v, mask) -> its kernels.  The device is CUDA's index, -1 for the CPU.
 Known = dict[tuple[int, Any, int, int, str], Kernels]
 forward_kernels: Known = {}
 backward_kernels: Known = {}
@@ -143,7 +163,9 @@ def find_kernels(
     if wider is not None:
         launches = [padded(launch, *wider, direction) for launch in launches]
     found = tuple(
-        (e.seqlen_q_min, e.seqlen_q_max, on_device(launch, device), e.mask == "window", e.seqlen_k_max, e.rows_max)
+        Kernel(
+            e.seqlen_q_min, e.seqlen_q_max, on_device(launch, device), e.mask == "window", e.seqlen_k_max, e.rows_max
+        )
         for e, launch in zip(entries, launches, strict=True)
     )
     if known is None:

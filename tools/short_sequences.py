@@ -64,10 +64,8 @@ def own_calls(problem: Drawn, q: Any, k: Any, v: Any) -> dict[str, Into]:
     scale, lengths = problem.dims[0] ** -0.5, (problem.queries, problem.keys)
 
     def own(out: Any, lse: Any) -> None:
-        _, _, launch, windowed, *_ = next(
-            one for one in find_kernels(q, k, v, mask) if one[0] <= lengths[0] <= one[1] and lengths[1] <= one[4]
-        )
-        launch(q, k, v, out, lse, scale, *((left, right) if windowed else ()))
+        kernel = next(one for one in find_kernels(q, k, v, mask) if one.fits(*lengths))
+        kernel.launch(q, k, v, out, lse, scale, *((left, right) if kernel.windowed else ()))
 
     def serving(out: Any, lse: Any) -> None:
         rows = (x.transpose(1, 2) for x in (q, k, v, out))
