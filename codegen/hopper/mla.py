@@ -12,7 +12,14 @@ from typing import ClassVar
 from tilecast.codegen.hopper.serving import HopperServingKernel
 from tilecast.codegen.masks import SEEN_OF_SEQUENCE
 from tilecast.model.kernel.header import dims_text
-from tilecast.model.kernel.variants.hopper.mla import KEYS, MOST_APART, MOST_LEFT, TURNED_ROWS, HopperMlaVariant
+from tilecast.model.kernel.variants.hopper.mla import (
+    KEYS,
+    MOST_APART,
+    MOST_LEFT,
+    TURNED_ROWS,
+    TURNED_STAGES,
+    HopperMlaVariant,
+)
 from tilecast.model.kernel.variants.hopper.serving import ROWS
 from tilecast.model.kernel.workload import Workload
 
@@ -30,12 +37,22 @@ class HopperMlaKernel(HopperServingKernel):
     part: ClassVar[int] = PART
     most_apart: ClassVar[int] = MOST_APART
     most_left: ClassVar[int] = MOST_LEFT
-    turned_rows: ClassVar[int] = TURNED_ROWS
+    turned_rows: ClassVar[tuple[int, ...]] = TURNED_ROWS
+    turned_stages: ClassVar[int] = TURNED_STAGES
     beside: ClassVar[bool] = False
     last_constants: ClassVar[tuple[str, ...]] = ("Q_ROWS", "CHAINED", "BOXED")
     #: The copy engine brings Q as well; V is K.
     second_boxes: ClassVar[str] = "q_desc"
     own_options: ClassVar[str] = "CHAINED"
+
+    def turned_warps(self, rows: int) -> list[list[int]]:
+        """Rows that the warps of a warpgroup have, of tiles of so few: of 8 all have the same."""
+        return [[8, 0] if rows > 8 else [0, 0], [16, 0] if rows > 16 else [0, 0]]
+
+    def of_rows(self, name: str) -> str:
+        """The constant of this name for the rows that a tile holds."""
+        *fewer, most = self.turned_rows
+        return "".join(f"{name}_{rows} if held == {rows} else " for rows in fewer) + f"{name}_{most}"
 
     @property
     def half(self) -> int:
@@ -98,8 +115,10 @@ def _description(variant: HopperMlaVariant) -> str:
         SEEN_OF_SEQUENCE,
         f"A load warp copies blocks of {KEYS} latent keys, {variant.kv_stages} at a time; a warpgroup makes the scores of {ROWS} rows "
         "and the left half of O, another one the right half, and a third one merges splits.",
-        "Sequences of up to 4 queries are split, whatever else is in the batch, and the program that finishes a tile last merges its "
-        "splits in their order.  In larger batches programs take runs of splits, one after the other, and merge as they go; where a run "
+        f"Where splits are dealt out and have up to {TURNED_ROWS[-1]} rows, keys are the M of the products: one warpgroup makes the scores, another one O, "
+        "and where each split has a program of its own the one that merges does the softmax.",
+        "Sequences of up to 4 queries are split, whatever else is in the batch, and when the splits of a tile are done their programs merge "
+        "them, a share each, in the order of the keys.  In larger batches programs take runs of splits, one after the other, and merge as they go; where a run "
         "ends inside a tile another program goes on with it.  What a sequence gets depends on it alone.  Runs on sm_90a with triton "
         "and torch alone.",
     ]

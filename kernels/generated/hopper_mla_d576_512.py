@@ -2,10 +2,12 @@
 
 Query i of a sequence sees keys from left before to right after position i + keys - queries.  A load warp copies blocks
 of 64 latent keys, 2 at a time; a warpgroup makes the scores of 64 rows and the left half of O, another one the right
-half, and a third one merges splits.  Sequences of up to 4 queries are split, whatever else is in the batch, and the
-program that finishes a tile last merges its splits in their order.  In larger batches programs take runs of splits, one
-after the other, and merge as they go; where a run ends inside a tile another program goes on with it.  What a sequence
-gets depends on it alone.  Runs on sm_90a with triton and torch alone.
+half, and a third one merges splits.  Where splits are dealt out and have up to 32 rows, keys are the M of the products:
+one warpgroup makes the scores, another one O, and where each split has a program of its own the one that merges does
+the softmax.  Sequences of up to 4 queries are split, whatever else is in the batch, and when the splits of a tile are
+done their programs merge them, a share each, in the order of the keys.  In larger batches programs take runs of splits,
+one after the other, and merge as they go; where a run ends inside a tile another program goes on with it.  What a
+sequence gets depends on it alone.  Runs on sm_90a with triton and torch alone.
 """
 
 TILECAST = {
@@ -34,8 +36,12 @@ REINTERPRET_IS_PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reint
 
 TILE_M = gl.constexpr(64)  # rows of a tile: query heads, for each query; the M of wgmma
 TILE_N = gl.constexpr(64)  # keys of a block
-TURNED_ROWS = gl.constexpr(8)  # rows of a tile where splits are dealt out and have no more: the N of wgmma
-SLOTS = gl.constexpr(2)  # blocks that are in flight or being multiplied
+TURNED_ROWS = (8, 16, 32)  # rows of a tile where splits are dealt out and have no more: the N of wgmma
+FEWEST_TURNED, MOST_TURNED = gl.constexpr(8), gl.constexpr(32)
+SLOTS, TURNED_SLOTS = (
+    gl.constexpr(2),
+    gl.constexpr(3),
+)  # blocks that are in flight or being multiplied; of the fewest rows, whose Q leaves room
 Q_SLOTS, LEFT_SLOTS = gl.constexpr(1), gl.constexpr(4)  # tiles of Q that are there, items that wait to be merged
 COLUMNS = gl.constexpr(64)  # columns of a piece of a block: 128 bytes, the widest row that shared memory swizzles
 QK_PIECES, V_PIECES = gl.constexpr(9), gl.constexpr(8)
@@ -50,8 +56,10 @@ MERGED, MERGED_ROWS = (
     gl.constexpr(8),
     gl.constexpr(4),
 )  # splits, then groups of them, and rows that are merged at a time,
-MERGED_COLUMNS = gl.constexpr(256)  # and columns
-COLUMN_PARTS = gl.constexpr(2)
+MERGED_COLUMNS, FEW_COLUMNS = gl.constexpr(256), gl.constexpr(128)  # and columns; of few rows
+LEFT_TO_LAST = gl.constexpr(
+    1 << MERGED.value.bit_length()
+)  # of a count of splits that are done: this and more says what is left to the last one
 MOST_APART = gl.constexpr(8)  # chunks of a program that are done apart, where tiles are more than programs
 LOOKS = gl.constexpr(
     24
@@ -74,22 +82,36 @@ PROGRAMS = 1
 ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
 SCORES = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
 # Where splits have few rows these are the N of wgmma, and keys, then columns of O, its M, of which none is wasted: (key or column, row).  Every
-# sum has its terms in the same order, so a row has the same bits.  Softmax has (row, key) as SCORES deals them out, the same rows in each warp.
-TURNED = gl.constexpr(
-    gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, TURNED_ROWS, 16])
-)
-TURNED_SCORES = gl.constexpr(
+# sum has its terms in the same order, so a row has the same bits.  Softmax has (row, key) as SCORES deals them out; 8 rows are those of each warp.
+TURNED_8 = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 8, 16]))
+TURNED_SCORES_8 = gl.constexpr(
     gl.DistributedLinearLayout(
         [[0, 1], *([0, 8 << i] for i in range(3))],
         [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
         [[0, 0], [0, 0]],
         [],
-        [TURNED_ROWS, TILE_N],
+        [8, TILE_N],
     )
 )
-TURNED_SCORE_ROWS, TURNED_ROWS_OF_O = (
-    gl.constexpr(gl.SliceLayout(1, TURNED_SCORES)),
-    gl.constexpr(gl.SliceLayout(0, TURNED)),
+TURNED_16 = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 16, 16]))
+TURNED_SCORES_16 = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1], *([0, 8 << i] for i in range(3))],
+        [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
+        [[8, 0], [0, 0]],
+        [],
+        [16, TILE_N],
+    )
+)
+TURNED_32 = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 32, 16]))
+TURNED_SCORES_32 = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1], *([0, 8 << i] for i in range(3))],
+        [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
+        [[8, 0], [16, 0]],
+        [],
+        [32, TILE_N],
+    )
 )
 SCORE_ROWS, ROWS_OF_O = gl.constexpr(gl.SliceLayout(1, SCORES)), gl.constexpr(gl.SliceLayout(1, ACCUMULATOR))
 SWIZZLED = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
@@ -115,7 +137,9 @@ PARKED = gl.constexpr(
 DECLARE = gl.constexpr(".reg .b32 within; mov.b32 $0, 0;")
 VOTE = gl.constexpr("""{ .reg .pred above; setp.gt.f32 above, $2, $4; setp.gt.or.f32 above, $3, $5, above;
 vote.sync.any.pred above, above, -1; selp.b32 within, 0, 1, above; mov.b32 $0, $2; mov.b32 $1, $3; }""")
-READ = gl.constexpr("mov.b32 $0, within;")
+RESET, READ = gl.constexpr("mov.b32 within, 1; mov.b32 $0, 0;"), gl.constexpr("mov.b32 $0, within;")
+VOTE_MORE = gl.constexpr("""{ .reg .pred above; .reg .b32 none; setp.gt.f32 above, $2, $4; setp.gt.or.f32 above, $3, $5, above;
+vote.sync.any.pred above, above, -1; selp.b32 none, 0, 1, above; and.b32 within, within, none; mov.b32 $0, $2; mov.b32 $1, $3; }""")
 # A reference moves where what it should be has grown by more than $6.  All references of a warp are known before the first of them is
 # used: one chain of maxima after the other, the compiler would leave the special function unit waiting between them.
 MOVE = gl.constexpr("""{ .reg .pred some, own; .reg .f32 low, high; sub.rn.f32 low, $2, $4; sub.rn.f32 high, $3, $5;
@@ -131,15 +155,17 @@ Rows = namedtuple(
     "q out lse sinks k_scales v_scales stride_qb stride_qs stride_qh stride_ob stride_os stride_oh stride_lb stride_ls stride_lh stride_kb stride_kg stride_vb stride_vg scale_log2 cap_log2",
 )
 Scratch = namedtuple("Scratch", "partials arrived counters split_bound slot_rows split_tiles")
-# Blocks on their way through shared memory: number n lies in slot n % SLOTS; a lap flips the barriers' phase.  The same memory
+# Blocks on their way through shared memory: number n lies in slot `slot_of` n; a lap flips the barriers' phase.  The same memory
 # as boxes of a page or a part of it, which are copied, as pieces of keys, and as halves of values.  The tail of a key that is no
 # value comes and goes with the right half.
-Ring = namedtuple("Ring", "boxes pieces halves tail_boxes tail left_full right_full left_empty right_empty")
+Ring = namedtuple(
+    "Ring", "boxes pieces halves tail_boxes tail left_full right_full left_empty right_empty tail_full tail_empty"
+)
 # Items on their way from role to role: Q, as pieces, as halves and as boxes of rows, and what a split has left; and the maxima (0) and sums (1) of the
 # rows of a group of chunks, and those of all groups before (2, 3).
 Items = namedtuple("Items", "q q_halves q_boxes q_full q_empty left left_empty stats")
 # What the left warpgroup tells the right one: for each block a factor of each row of O, and P; then factors as chunks and items end.
-Link = namedtuple("Link", "factors p told taken")
+Link = namedtuple("Link", "factors p told taken scores scored weighed")
 # A split of the keys for one tile of rows; `head_kv` is a part of the query heads, which share one key head.
 Item = namedtuple("Item", "b head_kv tile split splits q_len k_len low high begin end")
 # Where splits are taken in one after the other: a program's run of units, [low, high) of `total`; some chunks of an item, which has the
@@ -195,7 +221,7 @@ def arrive(bars, n):
 
 
 @gluon.jit
-def allocate_blocks(desc, PIECES: gl.constexpr):
+def allocate_blocks(desc, PIECES: gl.constexpr, SLOTS: gl.constexpr):
     """(tiles, boxes) of SLOTS blocks; a block is PIECES tiles, a tile the boxes of its pages, one after the other."""
     box: gl.constexpr = desc.block_type.shape[2]
     boxes = gl.allocate_shared_memory(desc.dtype, [SLOTS * PIECES * (TILE_N // box), 1, 1, box, COLUMNS], desc.layout)
@@ -480,7 +506,7 @@ def load_q_boxes(items, turn, item, batch, q_desc, Q_ROWS: gl.constexpr):
     full = items.q_full.index(turn % Q_SLOTS)
     mbarrier.expect(full, QK_PIECES * q_desc.block_type.nbytes)
     for piece in gl.static_range(QK_PIECES):
-        box = items.q_boxes.index((turn % Q_SLOTS * QK_PIECES + piece) * (TILE_M // Q_ROWS))
+        box = items.q_boxes.index((turn % Q_SLOTS * QK_PIECES + piece) * (items.q.shape[1] // Q_ROWS))
         copy_tile(q_desc, [first, item.head_kv * batch.group, token, piece * COLUMNS], full, box)
 
 
@@ -536,9 +562,16 @@ def load_pieces(desc, boxes, first, full, pages, token, FIRST: gl.constexpr, PIE
 
 
 @gluon.jit
+def slot_of(ring, n):
+    """The slot of block number n."""
+    slots: gl.constexpr = ring.left_full.shape[0]
+    return n % slots
+
+
+@gluon.jit
 def load_block(ring, n, k_desc, pages, token):
     """Copy a block of keys as number n, each half once what was there is done with."""
-    slot = n % SLOTS
+    slot = slot_of(ring, n)
     box_bytes: gl.constexpr = TILE_N * COLUMNS * 2
     wait_empty(ring.left_empty, n)
     full = ring.left_full.index(slot)
@@ -546,8 +579,13 @@ def load_block(ring, n, k_desc, pages, token):
     load_pieces(k_desc, ring.boxes, slot * V_PIECES, full, pages, token, 0, HALF_PIECES)
     wait_empty(ring.right_empty, n)
     full = ring.right_full.index(slot)
-    mbarrier.expect(full, (HALF_PIECES + TAIL_PIECES) * box_bytes)
+    mbarrier.expect(full, (HALF_PIECES if ring.tail_full is not None else HALF_PIECES + TAIL_PIECES) * box_bytes)
     load_pieces(k_desc, ring.boxes, slot * V_PIECES + HALF_PIECES, full, pages, token, HALF_PIECES, HALF_PIECES)
+    if ring.tail_full is not None:
+        wait_empty(ring.tail_empty, n)
+        slot = n % SLOTS
+        full = ring.tail_full.index(slot)
+        mbarrier.expect(full, TAIL_PIECES * box_bytes)
     load_pieces(k_desc, ring.tail_boxes, slot * TAIL_PIECES, full, pages, token, V_PIECES, TAIL_PIECES)
 
 
@@ -709,11 +747,11 @@ def load_role(
 
 # -- blocks
 @gluon.jit
-def clear_rows(pieces, n, count, FIRST: gl.constexpr):
+def clear_rows(ring, n, count, FIRST: gl.constexpr):
     """Zeros for the rows of half of V from ``count`` on, which hold anything: 0 times NaN is NaN."""
     rows = gl.arange(0, TILE_N, layout=LOADED_ROWS)
     for piece in gl.static_range(HALF_PIECES):
-        tile = pieces.index(n % SLOTS * V_PIECES + FIRST + piece)
+        tile = ring.pieces.index(slot_of(ring, n) * V_PIECES + FIRST + piece)
         values = tile.load(LOADED)
         tile.store(gl.where((rows < count)[:, None], values, gl.zeros_like(values)))
     fence_async_shared()
@@ -735,6 +773,14 @@ def some_moved():
 def some_below(factors):
     """Whether one of the rows of a warp has a factor below 1."""
     gl.inline_asm_elementwise(VOTE, "=r,=r,f,f,f,f", [1.0 - factors, 0.0], dtype=gl.int32, is_pure=False, pack=2)
+    return some_moved()
+
+
+@gluon.jit
+def some_of_many_below(factors):
+    """The same of rows of which a thread has more than two."""
+    gl.inline_asm_elementwise(RESET, "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1)
+    gl.inline_asm_elementwise(VOTE_MORE, "=r,=r,f,f,f,f", [1.0 - factors, 0.0], dtype=gl.int32, is_pure=False, pack=2)
     return some_moved()
 
 
@@ -1049,7 +1095,7 @@ def attend(
     row_max, row_sums, o = state
     s = gl.zeros([TILE_M, TILE_N], gl.float32, layout=SCORES)
     none = own_copy(0)  # addresses are made where they are used: kept over the loop, they would spill
-    slot = n % SLOTS + none
+    slot = slot_of(ring, n) + none
     wait(ring.left_full, n)
     s = warpgroup_mma(
         items.q_halves.index(none), ring.halves.index(slot * 2).permute((1, 0)), s, use_acc=False, is_async=True
@@ -1085,10 +1131,10 @@ def attend(
     p = p.to(link.p.dtype)
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=2)
     if key + TILE_N > item.k_len:
-        clear_rows(ring.pieces, n, item.k_len - key, 0)
+        clear_rows(ring, n, item.k_len - key, 0)
     if some_moved():
         o = o * gl.convert_layout(correction, ROWS_OF_O)[:, None]
-    o = warpgroup_mma(gl.convert_layout(p, operand), ring.halves.index(n % SLOTS * 2), o, is_async=True)
+    o = warpgroup_mma(gl.convert_layout(p, operand), ring.halves.index(slot_of(ring, n) * 2), o, is_async=True)
     wait_empty(link.taken, m)
     link.factors.index(0).store(correction)
     link.p.store(p)
@@ -1103,19 +1149,22 @@ def attend(
 @gluon.jit
 def scores_turned(items, ring, n):
     """S = Q K^T of a block, asked for as (key, row)."""
-    s = gl.zeros([TILE_N, TURNED_ROWS], gl.float32, layout=TURNED)
-    slot = n % SLOTS
+    held: gl.constexpr = items.q.shape[1]
+    s = gl.zeros([TILE_N, held], gl.float32, layout=TURNED_8 if held == 8 else TURNED_16 if held == 16 else TURNED_32)
+    slot = slot_of(ring, n)
     wait(ring.left_full, n)
     for i in gl.static_range(HALF_PIECES):
-        q = items.q_halves.index(i * (TILE_M // TURNED_ROWS)).permute((1, 0))
+        q = items.q_halves.index(i).permute((1, 0))
         s = warpgroup_mma(ring.pieces.index(slot * V_PIECES + i), q, s, use_acc=i > 0, is_async=True)
     wait(ring.right_full, n)
     for i in gl.static_range(HALF_PIECES, V_PIECES):
-        q = items.q_halves.index(i * (TILE_M // TURNED_ROWS)).permute((1, 0))
+        q = items.q_halves.index(i).permute((1, 0))
         s = warpgroup_mma(ring.pieces.index(slot * V_PIECES + i), q, s, is_async=True)
+    if ring.tail_full is not None:
+        wait(ring.tail_full, n)
     for i in gl.static_range(TAIL_PIECES):
-        q = items.q_halves.index((V_PIECES + i) * (TILE_M // TURNED_ROWS)).permute((1, 0))
-        s = warpgroup_mma(ring.tail.index(slot * TAIL_PIECES + i), q, s, is_async=True)
+        q = items.q_halves.index(V_PIECES + i).permute((1, 0))
+        s = warpgroup_mma(ring.tail.index(n % SLOTS * TAIL_PIECES + i), q, s, is_async=True)
     return s
 
 
@@ -1143,7 +1192,7 @@ def weigh_turned(
     else:
         factor = scale_log2
     if (key < whole_begin) | (key + TILE_N > whole_end):
-        keys = key + gl.arange(0, TILE_N, layout=gl.SliceLayout(0, TURNED_SCORES))
+        keys = key + gl.arange(0, TILE_N, layout=gl.SliceLayout(0, s.type.layout))
         if ONE:
             s = gl.where(((keys >= first_key) & (keys <= last_key))[None, :], s, float("-inf"))
         else:
@@ -1155,8 +1204,8 @@ def weigh_turned(
     sums = partial_sums(p)
     row_sums = row_sums * gl.convert_layout(correction, gl.SliceLayout(1, row_sums.type.layout))[:, None] + sums
     wait_empty(link.taken, m)
-    link.factors.index(0).store(correction)
-    link.p.store(p.to(link.p.dtype))
+    link.factors.index(m % 2).store(correction)
+    link.p.index(m % 2).store(p.to(link.p.dtype))
     fence_async_shared()
     meet()
     arrive(link.told, m)
@@ -1248,7 +1297,18 @@ def finish(state, row, there, item, batch, rows, ONE: gl.constexpr):
 
 
 @gluon.jit
-def merge_role(items, batch, rows, scratch, ONE: gl.constexpr, PLANNED: gl.constexpr):
+def merge_role(
+    ring,
+    link,
+    items,
+    batch,
+    rows,
+    scratch,
+    CAPPED: gl.constexpr,
+    ONE: gl.constexpr,
+    PLANNED: gl.constexpr,
+    TURNS: gl.constexpr,
+):
     """Counts the splits of this program in, and merges those that it finds complete: what waits for memory waits here."""
     batch = Batch(
         batch.cu_q,
@@ -1303,9 +1363,12 @@ def merge_role(items, batch, rows, scratch, ONE: gl.constexpr, PLANNED: gl.const
     if PLANNED == 0:
         item, there = own_item(batch, scratch, ONE)
         if there:
+            if TURNS:
+                none = gl.to_tensor(0)
+                attend_turned(item, none, none, none, ring, link, items, batch, rows, scratch, CAPPED, ONE)
             wait(items.left, gl.to_tensor(0))
             if item.splits > 1:
-                merge(scratch, item, batch, rows, ONE)
+                merge(scratch, item, batch, rows, ONE, TURNS)
     else:
         turn, done, number = 0, 0, own_copy(gl.program_id(0))
         for first in range(0, batch.count, PLANNED):
@@ -1315,7 +1378,7 @@ def merge_role(items, batch, rows, scratch, ONE: gl.constexpr, PLANNED: gl.const
                 item = item_of(batch, first, ends, done, number, ONE)
                 wait(items.left, turn)
                 if item.splits > 1:
-                    merge(scratch, item, batch, rows, ONE)
+                    merge(scratch, item, batch, rows, ONE, TURNS)
                 arrive(items.left_empty, turn)
                 turn += 1
                 number += gl.num_programs(0)
@@ -1323,10 +1386,11 @@ def merge_role(items, batch, rows, scratch, ONE: gl.constexpr, PLANNED: gl.const
 
 
 @gluon.jit
-def merge_piece(scratch, slot, members, kept, item, piece, count, batch, rows, ONE: gl.constexpr):
-    """Merge ``members`` slots of MERGED_ROWS rows and MERGED_COLUMNS columns in their order, as the chunks of an item are: to slot ``kept``,
+def merge_piece(scratch, slot, members, kept, item, piece, count, batch, rows, ONE: gl.constexpr, WIDTH: gl.constexpr):
+    """Merge ``members`` slots of MERGED_ROWS rows and WIDTH columns in their order, as the chunks of an item are: to slot ``kept``,
     or, at -1, as results."""
-    row, part = piece // COLUMN_PARTS * MERGED_ROWS, piece % COLUMN_PARTS
+    across: gl.constexpr = V_PIECES * COLUMNS // WIDTH
+    row, part = piece // across * MERGED_ROWS, piece % across
     # .cg: other programs wrote these, and the L1 cache knows nothing of it.
     mine = row + gl.arange(0, MERGED_ROWS, layout=MERGING_ROWS)
     there = mine < count
@@ -1341,7 +1405,7 @@ def merge_piece(scratch, slot, members, kept, item, piece, count, batch, rows, O
     at = scratch.partials + slot * scratch.slot_rows * (V_PIECES * COLUMNS) + mine[:, None] * (V_PIECES * COLUMNS)
     step = scratch.slot_rows * (V_PIECES * COLUMNS)
     query, head = queries_and_heads(batch, item, mine, ONE)
-    columns = part * MERGED_COLUMNS + gl.arange(0, MERGED_COLUMNS, layout=gl.SliceLayout(0, MERGING))
+    columns = part * WIDTH + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, MERGING))
     parts = ()
     for i in gl.static_range(MERGED):
         known = (there & (i < members))[:, None]
@@ -1355,20 +1419,20 @@ def merge_piece(scratch, slot, members, kept, item, piece, count, batch, rows, O
         total_sum = blend(total_sum, before, split_sum, after)
         o = blend(o, before[:, None], parts[i], after[:, None])
     if kept < 0:
-        finish_part(total_max, total_sum, o, part, query, head, there, item, batch, rows)
+        finish_part(total_max, total_sum, o, part, query, head, there, item, batch, rows, WIDTH)
     else:
-        keep_part(scratch, kept, total_max, total_sum, o, part, mine, there)
+        keep_part(scratch, kept, total_max, total_sum, o, part, mine, there, WIDTH)
 
 
 @gluon.jit
-def keep_part(scratch, slot, row_max, row_sum, o, part, row, there):
+def keep_part(scratch, slot, row_max, row_sum, o, part, row, there, WIDTH: gl.constexpr):
     """Leave some columns of rows in a slot, and with the first of them their maxima and sums."""
     if part == 0:
         sums = sums_of(scratch, slot)
         gl.store(sums + row, row_max, mask=there)
         gl.store(sums + (scratch.slot_rows + row), row_sum, mask=there)
     at = scratch.partials + slot * scratch.slot_rows * (V_PIECES * COLUMNS)
-    store_rows(at, part * (MERGED_COLUMNS // COLUMNS), o, row * (V_PIECES * COLUMNS), there)
+    store_rows(at, part * (WIDTH // COLUMNS), o, row * (V_PIECES * COLUMNS), there)
 
 
 @gluon.jit
@@ -1392,13 +1456,13 @@ def out_places(query, head, item, batch, rows):
 
 
 @gluon.jit
-def finish_part(row_max, row_sum, o, part, query, head, there, item, batch, rows):
+def finish_part(row_max, row_sum, o, part, query, head, there, item, batch, rows, WIDTH: gl.constexpr):
     """Write some columns of rows, and with the first of them their log-sum-exp."""
     factor, log_sum = normal(row_max, row_sum, head, there, rows)
     if part == 0:
         store_log_sum(log_sum, query, head, there, item, batch, rows)
     start, offsets = out_places(query, head, item, batch, rows)
-    store_rows(rows.out + start, part * (MERGED_COLUMNS // COLUMNS), o * factor[:, None], offsets, there)
+    store_rows(rows.out + start, part * (WIDTH // COLUMNS), o * factor[:, None], offsets, there)
 
 
 @gluon.jit
@@ -1414,12 +1478,18 @@ def complete(counter, count, before):
 
 
 @gluon.jit
-def merge_some(scratch, claims, first, members, kept, item, count, batch, rows, ONE: gl.constexpr):
+def pieces_of(count, WIDTH: gl.constexpr):
+    """Pieces of MERGED_ROWS rows and WIDTH columns that so many rows have."""
+    return (count + MERGED_ROWS - 1) // MERGED_ROWS * (V_PIECES * COLUMNS // WIDTH)
+
+
+@gluon.jit
+def merge_some(scratch, claims, first, members, kept, item, count, batch, rows, ONE: gl.constexpr, WIDTH: gl.constexpr):
     """Merge pieces of a tile until there are none that another program has not begun; how many that were."""
-    pieces = (count + MERGED_ROWS - 1) // MERGED_ROWS * COLUMN_PARTS
+    pieces = pieces_of(count, WIDTH)
     done, piece = gl.to_tensor(0), gl.atomic_add(claims, 1, sem="relaxed")
     while piece < pieces:
-        merge_piece(scratch, first, members, kept, item, piece, count, batch, rows, ONE)
+        merge_piece(scratch, first, members, kept, item, piece, count, batch, rows, ONE, WIDTH)
         done += 1
         piece = gl.atomic_add(claims, 1, sem="relaxed")
     meet()  # all threads have stored before one of them says so
@@ -1427,7 +1497,40 @@ def merge_some(scratch, claims, first, members, kept, item, count, batch, rows, 
 
 
 @gluon.jit
-def merge(scratch, item, batch, rows, ONE: gl.constexpr):
+def merge_group(scratch, item, batch, rows, ONE: gl.constexpr, WIDTH: gl.constexpr):
+    """Splits that are one group: each of their programs merges its share of the pieces once all are done.
+
+    It looks for the others some times, then leaves its share to the last one and says so where it counts: of that one number what is
+    there and what was left to it come in one piece, so whoever finds all there before it has said so merges its share after all.
+    """
+    count = gl.minimum(item.q_len * batch.group - item.tile * TILE_M, TILE_M)
+    bound = (scratch.split_bound + MERGED - 1) // MERGED
+    counters = scratch.arrived + tile_of(scratch, item, batch) * (2 * bound + 3)
+    before = gl.atomic_add(counters + 1, 1, sem="acq_rel")
+    done, left, looks = before % LEFT_TO_LAST + 1, gl.to_tensor(0), 0
+    share = gl.where(done == item.splits, before // LEFT_TO_LAST, 0) | (1 << item.split)
+    while (done < item.splits) & (left == 0):
+        if looks < LOOKS:
+            done = gl.atomic_add(counters + 1, 0, sem="acquire") % LEFT_TO_LAST
+        else:
+            done = gl.atomic_add(counters + 1, LEFT_TO_LAST << item.split, sem="acq_rel") % LEFT_TO_LAST
+            left = gl.where(done < item.splits, 1, 0)
+        looks += 1
+    meet()
+    if left == 0:
+        first = first_slot(scratch, item, batch)
+        for piece in range(pieces_of(count, WIDTH)):
+            if (share >> piece % item.splits) & 1 > 0:
+                merge_piece(scratch, first, item.splits, -1, item, piece, count, batch, rows, ONE, WIDTH)
+    # Set back for the next launch by the last program that has looked.
+    if gl.atomic_add(counters, 1, sem="relaxed") == item.splits - 1:
+        gl.atomic_xchg(counters + 1, 0, sem="relaxed")
+        gl.atomic_xchg(counters, 0, sem="relaxed")
+    meet()
+
+
+@gluon.jit
+def merge_groups(scratch, item, batch, rows, ONE: gl.constexpr, WIDTH: gl.constexpr):
     """The programs of MERGED splits of a tile that are there when all of these are done merge them, and then the groups: always in the
     order of the keys, a piece of the tile each."""
     count = gl.minimum(item.q_len * batch.group - item.tile * TILE_M, TILE_M)
@@ -1441,16 +1544,30 @@ def merge(scratch, item, batch, rows, ONE: gl.constexpr):
     if complete(of_group, members, gl.atomic_add(of_group, 1, sem="acq_rel") + 1):
         kept = gl.where(groups > 1, slot + scratch.split_bound + group, -1)
         done, pieces = merge_some(
-            scratch, of_group + 1, slot + group * MERGED, members, kept, item, count, batch, rows, ONE
+            scratch, of_group + 1, slot + group * MERGED, members, kept, item, count, batch, rows, ONE, WIDTH
         )
         if groups > 1:
             if complete(counters + 1, groups * pieces, gl.atomic_add(counters + 1, done, sem="acq_rel") + done):
-                merge_some(scratch, counters + 2, slot + scratch.split_bound, groups, -1, item, count, batch, rows, ONE)
+                merge_some(
+                    scratch, counters + 2, slot + scratch.split_bound, groups, -1, item, count, batch, rows, ONE, WIDTH
+                )
     # Set back for the next launch by the last program that looks at them: what each has looked at it has seen by then.
     if gl.atomic_add(counters, 1, sem="relaxed") == item.splits - 1:
         for i in range(3 + 2 * groups):
             gl.atomic_xchg(counters + i, 0, sem="relaxed")
     meet()
+
+
+@gluon.jit
+def merge(scratch, item, batch, rows, ONE: gl.constexpr, TURNS: gl.constexpr):
+    """Splits of a tile become results, in their order."""
+    if TURNS:
+        if item.splits <= MERGED:
+            merge_group(scratch, item, batch, rows, ONE, FEW_COLUMNS)
+        else:
+            merge_groups(scratch, item, batch, rows, ONE, FEW_COLUMNS)
+    else:
+        merge_groups(scratch, item, batch, rows, ONE, MERGED_COLUMNS)
 
 
 # -- softmax role
@@ -1626,12 +1743,36 @@ def attend_item(
 
 
 @gluon.jit
+def score_turned(item, turn, n, ring, link, items):
+    """Scores of a split of few rows, as (key, row), for the warpgroup that merges."""
+    wait(items.q_full, turn)
+    fence_async_shared()  # the load warp's copies are not the copy engine's
+    for _ in range(item.begin, item.end, TILE_N):
+        # Not the next block's scores under this one's softmax: its slot is free only once this one's values are multiplied.
+        s = warpgroup_mma_wait(0, deps=[scores_turned(items, ring, n)])
+        if ring.tail_empty is not None:
+            arrive(ring.tail_empty, n)
+        wait_empty(link.weighed, n)
+        link.scores.index(n % 2).store(s)
+        meet()
+        arrive(link.scored, n)
+        n += 1
+    arrive(items.q_empty, turn)
+    wait_empty(items.left_empty, turn)
+    arrive(items.left, turn)
+    return n
+
+
+@gluon.jit
 def attend_turned(item, turn, n, m, ring, link, items, batch, rows, scratch, CAPPED: gl.constexpr, ONE: gl.constexpr):
     """Scores and softmax of a split of few rows; what its rows have left of maxima and sums."""
     scale_log2 = rows.scale_log2
     if rows.k_scales is not None:
         scale_log2 *= gl.load(rows.k_scales + item.b * rows.stride_kb)
-    row = gl.arange(0, TURNED_ROWS, layout=TURNED_SCORE_ROWS)
+    held: gl.constexpr = items.q.shape[1]
+    scores: gl.constexpr = TURNED_SCORES_8 if held == 8 else TURNED_SCORES_16 if held == 16 else TURNED_SCORES_32
+    score_rows: gl.constexpr = gl.SliceLayout(1, scores)
+    row = gl.arange(0, held, layout=score_rows)
     there = item.tile * TILE_M + row < item.q_len * batch.group
     diagonal = item.k_len - item.q_len
     query, head = queries_and_heads(batch, item, row, ONE)
@@ -1640,15 +1781,24 @@ def attend_turned(item, turn, n, m, ring, link, items, batch, rows, scratch, CAP
     last_key = gl.minimum(seen + diagonal + batch.right, item.k_len - 1)
     whole_begin = item.high + diagonal - batch.left
     whole_end = gl.minimum(item.low + diagonal + batch.right + 1, item.k_len)
-    row_max = gl.full([TURNED_ROWS], LOWEST, gl.float32, layout=TURNED_SCORE_ROWS)
-    state = row_max, partial_sums(gl.zeros([TURNED_ROWS, TILE_N], gl.float32, layout=TURNED_SCORES))
-    wait(items.q_full, turn)
-    fence_async_shared()  # the load warp's copies are not the copy engine's
+    row_max = gl.full([held], LOWEST, gl.float32, layout=score_rows)
+    state = row_max, partial_sums(gl.zeros([held, TILE_N], gl.float32, layout=scores))
+    if link.scores is None:
+        wait(items.q_full, turn)
+        fence_async_shared()  # the load warp's copies are not the copy engine's
     for key in range(item.begin, item.end, TILE_N):
         # Not the next block's scores under this one's softmax: its slot is free only once this one's values are multiplied.
-        s = warpgroup_mma_wait(0, deps=[scores_turned(items, ring, n)])
+        if link.scores is None:
+            s = warpgroup_mma_wait(0, deps=[scores_turned(items, ring, n)])
+            if ring.tail_empty is not None:
+                arrive(ring.tail_empty, n)
+            s = gl.convert_layout(gl.permute(s, (1, 0)), scores)
+        else:
+            wait(link.scored, n)
+            s = link.scores.index(n % 2).permute((1, 0)).load(scores)
+            arrive(link.weighed, n)
         state = weigh_turned(
-            gl.convert_layout(gl.permute(s, (1, 0)), TURNED_SCORES),
+            s,
             link,
             m,
             key,
@@ -1664,11 +1814,15 @@ def attend_turned(item, turn, n, m, ring, link, items, batch, rows, scratch, CAP
         )
         n += 1
         m += 1
-    arrive(items.q_empty, turn)
+    if link.scores is None:
+        arrive(items.q_empty, turn)
     row_max, row_sums = state
-    row_sum = gl.convert_layout(gl.sum(row_sums, 1), TURNED_SCORE_ROWS)
+    row_sum = gl.convert_layout(gl.sum(row_sums, 1), score_rows)
     factor, log_sum = normal(row_max, row_sum, head, there, rows)
-    tell(link, m, (factor,))
+    wait_empty(link.taken, m)
+    link.factors.index(m % 2).store(factor)
+    meet()
+    arrive(link.told, m)
     m += 1
     if item.splits == 1:
         store_log_sum(log_sum, query, head, there, item, batch, rows)
@@ -1676,9 +1830,10 @@ def attend_turned(item, turn, n, m, ring, link, items, batch, rows, scratch, CAP
         sums = sums_of(scratch, first_slot(scratch, item, batch) + item.split)
         gl.store(sums + row, row_max, mask=there)
         gl.store(sums + (scratch.slot_rows + row), row_sum, mask=there)
-    wait_empty(items.left_empty, turn)
-    meet()  # all threads have stored before one of them says so
-    arrive(items.left, turn)
+    if link.scores is None:
+        wait_empty(items.left_empty, turn)
+        meet()  # all threads have stored before one of them says so
+        arrive(items.left, turn)
     return n, m
 
 
@@ -1794,7 +1949,7 @@ def attend_role(
         item, there = own_item(batch, scratch, ONE)
         if there:
             if TURNS:
-                attend_turned(item, turn, n, m, ring, link, items, batch, rows, scratch, CAPPED, ONE)
+                score_turned(item, turn, n, ring, link, items)
             else:
                 attend_item(
                     whole_piece(item), turn, n, m, ring, link, items, batch, rows, scratch, CAPPED, ONE, CHAINED
@@ -1894,8 +2049,8 @@ def right_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, ONE: 
             o = rescaled(o, link.factors.index(0).load(ROWS_OF_O))
             wait(ring.right_full, n)
             if key + TILE_N > item.k_len:
-                clear_rows(ring.pieces, n, item.k_len - key, HALF_PIECES)
-            o = warpgroup_mma(link.p, ring.halves.index(n % SLOTS * 2 + 1), o, is_async=True)
+                clear_rows(ring, n, item.k_len - key, HALF_PIECES)
+            o = warpgroup_mma(link.p, ring.halves.index(slot_of(ring, n) * 2 + 1), o, is_async=True)
             o = warpgroup_mma_wait(0, deps=[o])
             arrive(ring.right_empty, n)
             arrive(link.taken, m)
@@ -1924,21 +2079,24 @@ def right_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, ONE: 
 @gluon.jit
 def right_turned(item, turn, n, m, ring, link, items, batch, rows, scratch, ONE: gl.constexpr):
     """O of a split of few rows, as (column, row)."""
-    low = gl.zeros([HALF, TURNED_ROWS], gl.float32, layout=TURNED)
-    high = gl.zeros([HALF, TURNED_ROWS], gl.float32, layout=TURNED)
+    held: gl.constexpr = items.q.shape[1]
+    turned: gl.constexpr = TURNED_8 if held == 8 else TURNED_16 if held == 16 else TURNED_32
+    low = gl.zeros([HALF, held], gl.float32, layout=turned)
+    high = gl.zeros([HALF, held], gl.float32, layout=turned)
     for key in range(item.begin, item.end, TILE_N):
         wait(link.told, m)
-        factors = link.factors.index(0).load(TURNED_ROWS_OF_O)
-        if some_below(factors):
+        factors = link.factors.index(m % 2).load(gl.SliceLayout(0, turned))
+        below = some_below(factors) if held == FEWEST_TURNED else some_of_many_below(factors)
+        if below:
             low, high = low * factors[None, :], high * factors[None, :]
         wait(ring.left_full, n)
         wait(ring.right_full, n)
         if key + TILE_N > item.k_len:
-            clear_rows(ring.pieces, n, item.k_len - key, 0)
-            clear_rows(ring.pieces, n, item.k_len - key, HALF_PIECES)
-        p = link.p.permute((1, 0))
-        low = warpgroup_mma(ring.halves.index(n % SLOTS * 2).permute((1, 0)), p, low, is_async=True)
-        high = warpgroup_mma(ring.halves.index(n % SLOTS * 2 + 1).permute((1, 0)), p, high, is_async=True)
+            clear_rows(ring, n, item.k_len - key, 0)
+            clear_rows(ring, n, item.k_len - key, HALF_PIECES)
+        p = link.p.index(m % 2).permute((1, 0))
+        low = warpgroup_mma(ring.halves.index(slot_of(ring, n) * 2).permute((1, 0)), p, low, is_async=True)
+        high = warpgroup_mma(ring.halves.index(slot_of(ring, n) * 2 + 1).permute((1, 0)), p, high, is_async=True)
         low = warpgroup_mma_wait(1, deps=[low])
         arrive(ring.left_empty, n)
         high = warpgroup_mma_wait(0, deps=[high])
@@ -1950,11 +2108,11 @@ def right_turned(item, turn, n, m, ring, link, items, batch, rows, scratch, ONE:
         v_scale = gl.load(rows.v_scales + item.b * rows.stride_vb)
         low, high = low * v_scale, high * v_scale
     wait(link.told, m)
-    factor = link.factors.index(0).load(TURNED_ROWS_OF_O)
+    factor = link.factors.index(m % 2).load(gl.SliceLayout(0, turned))
     meet()  # all threads have read before one of them says so
     arrive(link.taken, m)
     m += 1
-    row = gl.arange(0, TURNED_ROWS, layout=TURNED_ROWS_OF_O)
+    row = gl.arange(0, held, layout=gl.SliceLayout(0, turned))
     there = item.tile * TILE_M + row < item.q_len * batch.group
     if item.splits == 1:
         query, head = queries_and_heads(batch, item, row, ONE)
@@ -1976,7 +2134,7 @@ def right_turned(item, turn, n, m, ring, link, items, batch, rows, scratch, ONE:
 @gluon.jit
 def store_turned(pointer, first, o, offsets, there):
     """Half of O, of (column, row)."""
-    columns = first + gl.arange(0, HALF, layout=gl.SliceLayout(1, TURNED))
+    columns = first + gl.arange(0, HALF, layout=gl.SliceLayout(1, o.type.layout))
     gl.store(pointer + (offsets[None, :] + columns[:, None]), o.to(pointer.dtype.element_ty), mask=there[None, :])
 
 
@@ -2156,26 +2314,12 @@ def wide(pieces, COUNT: gl.constexpr):
 
 
 @gluon.jit
-def narrow(pieces):
-    """Pieces of Q as pieces of few rows, of which the first is that of a tile's first rows."""
-    reinterpret: gl.constexpr = pieces.reinterpret if REINTERPRET_IS_PUBLIC else pieces._reinterpret
-    return reinterpret(pieces.dtype, [Q_SLOTS * QK_PIECES * (TILE_M // TURNED_ROWS), TURNED_ROWS, COLUMNS], SWIZZLED)
-
-
-@gluon.jit
 def in_boxes(pieces, desc, ROWS: gl.constexpr):
     """Pieces of Q as boxes of some rows."""
     reinterpret: gl.constexpr = pieces.reinterpret if REINTERPRET_IS_PUBLIC else pieces._reinterpret
-    return reinterpret(pieces.dtype, [Q_SLOTS * QK_PIECES * (TILE_M // ROWS), 1, ROWS, 1, COLUMNS], desc.layout)
-
-
-@gluon.jit
-def allocate_ring(desc):
-    """The ring of latent keys, V's columns of all slots before the tails."""
-    pieces, boxes = allocate_blocks(desc, V_PIECES)
-    tail, tail_boxes = allocate_blocks(desc, TAIL_PIECES)
-    full, empty = (barriers(SLOTS), barriers(SLOTS)), (barriers(SLOTS), barriers(SLOTS))
-    return Ring(boxes, pieces, wide(pieces, SLOTS * 2), tail_boxes, tail, full[0], full[1], empty[0], empty[1])
+    return reinterpret(
+        pieces.dtype, [Q_SLOTS * QK_PIECES * (pieces.shape[1] // ROWS), 1, ROWS, 1, COLUMNS], desc.layout
+    )
 
 
 # Lengths, strides and head counts vary from call to call: without this each new divisibility by 16 would recompile.
@@ -2262,14 +2406,16 @@ def attention(q_ptr, k_desc, q_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
     )
     scratch = Scratch(partials, arrived, count * heads_kv * split_tiles, split_bound, slot_rows, split_tiles)
     gl.inline_asm_elementwise(DECLARE, "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1)
-    q = gl.allocate_shared_memory(k_desc.dtype, [QK_PIECES, TILE_M, COLUMNS], SWIZZLED)
-    # Few rows of splits that are dealt out.
-    turns: gl.constexpr = Q_ROWS == TURNED_ROWS and not CHAINED
+    # Few rows of splits that are dealt out: what their Q leaves room for is one more block.
+    turns: gl.constexpr = Q_ROWS <= MOST_TURNED and not CHAINED
+    held: gl.constexpr = Q_ROWS if turns else TILE_M
+    q = gl.allocate_shared_memory(k_desc.dtype, [QK_PIECES, held, COLUMNS], SWIZZLED)
     if Q_ROWS < TILE_M and not turns:
         for i in gl.static_range(QK_PIECES):
             q.index(i).store(gl.zeros([TILE_M, COLUMNS], k_desc.dtype, layout=LOADED))
-    stats = gl.allocate_shared_memory(gl.float32, [4, TILE_M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    stats = None
     if CHAINED:
+        stats = gl.allocate_shared_memory(gl.float32, [4, TILE_M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
         for i in gl.static_range(4):
             stats.index(i).store(gl.zeros([TILE_M], gl.float32, layout=SCORE_ROWS))
     # A thread of the load warp arrives when its copies of Q have landed, or one for the copy engine; both warpgroups when they have left
@@ -2280,7 +2426,7 @@ def attention(q_ptr, k_desc, q_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
         left, left_empty = barriers(LEFT_SLOTS, 2), barriers(LEFT_SLOTS)
     items = Items(
         q,
-        narrow(q) if turns else wide(q, 2),
+        q if turns else wide(q, 2),
         in_boxes(q, q_desc, Q_ROWS) if BOXED else q,
         barriers(Q_SLOTS, 1 if BOXED else 32),
         barriers(Q_SLOTS),
@@ -2288,11 +2434,34 @@ def attention(q_ptr, k_desc, q_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
         left_empty,
         stats,
     )
-    ring = allocate_ring(k_desc)
-    held: gl.constexpr = TURNED_ROWS if turns else TILE_M
+    # V's columns of all slots before the tails, of which two are enough: scores are all that needs them.
+    in_flight: gl.constexpr = TURNED_SLOTS if turns and Q_ROWS == FEWEST_TURNED else SLOTS
+    pieces, boxes = allocate_blocks(k_desc, V_PIECES, in_flight)
+    tail, tail_boxes = allocate_blocks(k_desc, TAIL_PIECES, SLOTS)
+    tail_full, tail_empty = None, None
+    if in_flight > SLOTS:
+        tail_full, tail_empty = barriers(SLOTS), barriers(SLOTS)
+    ring = Ring(
+        boxes,
+        pieces,
+        wide(pieces, in_flight * 2),
+        tail_boxes,
+        tail,
+        barriers(in_flight),
+        barriers(in_flight),
+        barriers(in_flight),
+        barriers(in_flight),
+        tail_full,
+        tail_empty,
+    )
     factors = gl.allocate_shared_memory(gl.float32, [2, held], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    p = gl.allocate_shared_memory(k_desc.dtype, [held, TILE_N], SWIZZLED)
-    link = Link(factors, p, barriers(1), barriers(1))
+    messages: gl.constexpr = 2 if turns else 1
+    p = gl.allocate_shared_memory(k_desc.dtype, [2, held, TILE_N] if turns else [held, TILE_N], SWIZZLED)
+    scores, scored, weighed = None, None, None
+    if turns and PLANNED == 0:
+        scores = gl.allocate_shared_memory(gl.float32, [2, TILE_N, held], gl.SwizzledSharedLayout(2, 1, 8, [1, 0]))
+        scored, weighed = barriers(2), barriers(2)
+    link = Link(factors, p, barriers(messages), barriers(messages), scores, scored, weighed)
     fence_async_shared()
     if CHAINED:
         gl.warp_specialize([
@@ -2304,7 +2473,7 @@ def attention(q_ptr, k_desc, q_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
         gl.warp_specialize([
             (attend_role, (ring, link, items, batch, rows, scratch, CAPPED, ONE, PLANNED, CHAINED, turns)),
             (right_role, (ring, link, items, batch, rows, scratch, ONE, PLANNED, CHAINED, turns)),
-            (merge_role, (items, batch, rows, scratch, ONE, PLANNED)),
+            (merge_role, (ring, link, items, batch, rows, scratch, CAPPED, ONE, PLANNED, turns)),
             (load_role, (k_desc, q_desc, ring, items, rows, batch, scratch, PAGE, ONE, PLANNED, Q_ROWS, CHAINED, BOXED)),
         ], [4, 4, 1], [160, 104, 40])  # fmt: skip
 
@@ -2425,11 +2594,7 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
     chained = _chained(batch, heads_kv, group, seqlen_q, seqlen_k, sms)
     one, q_rows = (
         seqlen_q == 1 and group <= tile_m,
-        TURNED_ROWS.value
-        if seqlen_q * group <= TURNED_ROWS.value and not chained
-        else FEW_ROWS
-        if seqlen_q * group <= FEW_ROWS
-        else tile_m,
+        next((n for n in ((FEW_ROWS,) if chained else TURNED_ROWS) if seqlen_q * group <= n), tile_m),
     )
     boxed = one and all(n > 0 for n, extent in zip(q.stride(), q.shape) if extent > 1)
     if boxed:

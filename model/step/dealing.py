@@ -149,8 +149,9 @@ class Dealing:
     joined: bool = False
     #: Parts of the query heads that share a key head: each has tiles of its own and reads the same keys.
     head_parts: int = 1
-    #: Whether keys are the M of its products, for its tiles have few rows.
-    turned: bool = False
+    #: Rows that its tiles hold where they are few and keys are the M of its products (0: rows are), and whether a warpgroup of its own does the softmax.
+    turned: int = 0
+    apart: bool = False
 
     def takes(self, rows: int) -> bool:
         """Whether the launch is for sequences of so many rows."""
@@ -407,9 +408,10 @@ def _mla_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
     rounds, rows, heads = -(-tiles * splits // sms), min(dealt.tile_m, queries * group // parts), work.heads_kv * parts
     few = 128 * max(splits, rounds) > (128 + 3 * rows) * rounds and tiles * splits * rows <= hopper_mla.MOST_LEFT
     chained = splits > 1 and heads <= sms and not few
-    turned = not chained and queries * group // parts <= hopper_mla.TURNED_ROWS
+    turned = 0 if chained else hopper_mla.turned_rows(queries * group // parts)
+    alone = queries == 1 and items * parts <= sms
     found = replace(
-        dealt, head_parts=parts, split_rows=hopper_mla.SPLIT_QUERIES * (group // parts), chained=chained, turned=turned,
+        dealt, head_parts=parts, split_rows=hopper_mla.SPLIT_QUERIES * (group // parts), chained=chained, turned=turned, apart=turned > 0 and alone,
         counts=LATENT_TURNED if turned else dealt.counts,
     )  # fmt: skip
     teams = min(sms, tiles * splits) // heads
@@ -545,7 +547,7 @@ def _one_program(v: HopperRunsVariant, dealt: Dealing) -> HopperRunsVariant:
 
 
 def _mla_turned(v: HopperMlaVariant, dealt: Dealing) -> HopperMlaVariant:
-    return hopper_mla.turned(v) if dealt.turned else v
+    return hopper_mla.turned(v, dealt.turned, dealt.apart) if dealt.turned else v
 
 
 def _mla_loop(w: Workload, v: HopperMlaVariant, m: Machine, _page: int, _programs: int | None) -> Pipeline:

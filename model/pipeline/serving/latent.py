@@ -6,7 +6,8 @@ the left half's product, so that the next block's scores have begun when the rig
 instructions of both in turns, here the right half's between the two parts of the scores.  Counts beyond those of `fa3`'s softmax are
 those of the machine code of Triton 3.6 for sm_90a (`tilecast inspect kernels/generated/hopper_mla_d576_512.py --arch sm_90a`).
 
-Splits of few rows have a loop of their own (`build_turned`): keys are the M of its products, and one warpgroup makes all of O.
+Splits of few rows have a loop of their own (`build_turned`): keys are the M of its products, one warpgroup makes all of O, and where each split has
+a program of its own the one that merges does the softmax, for until the end it has nothing else to do.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
-from tilecast.model.kernel.variants.hopper.mla import KEYS, TURNED_ROWS, HopperMlaVariant
+from tilecast.model.kernel.variants.hopper.mla import KEYS, TURNED_ROWS, HopperMlaTurned, HopperMlaVariant
 from tilecast.model.kernel.variants.hopper.serving import ROWS
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -33,9 +34,11 @@ _GIVING_STALLS = 37.0
 _COPIES_OF_P = 32 + 17
 #: Columns of an instruction of the products with P.
 _COLUMNS = 128
-#: Of the loop of few rows: rows whose softmax a warpgroup does, for each of its four warps does that of all eight, and barriers around
+#: Of the loop of few rows: rows whose softmax a warpgroup does (of 8 and 16 several warps do the same ones), and barriers around
 #: shared memory through which scores become (row, key).
 _TURNED_SOFTMAX, _TURNING_BARRIERS = 32, 2
+#: Places of what one warpgroup hands another there: the scores, and P with its factors.
+_HANDED = 2
 #: Barriers of a warpgroup around what it hands over: all have written before one says so, all have read before one does.
 _BARRIERS = 2
 
@@ -133,55 +136,83 @@ def _held(m: Machine, op: Op, instructions: int) -> Op:
     return op._replace(issue_cycles=op.issue_cycles + beyond * op.min_cycles / instructions)
 
 
-def build_turned(workload: Workload, variant: HopperMlaVariant, machine: Machine) -> Pipeline:
-    """The loop of one program with a tile of up to `TURNED_ROWS` rows: scores are made as (key, row), and O as
-    (column, row), all by the other warpgroup."""
-    m, size, values = machine, workload.dtype_bytes, workload.head_dim_v
+def build_turned(workload: Workload, variant: HopperMlaTurned, machine: Machine) -> Pipeline:
+    """The loop of one program with a tile of few rows: scores are made as (key, row), and O as (column, row), all by the other warpgroup.
+
+    The tensor core takes the instructions of both in turns, so each product is two here, the second one asked for when the first is done.  The parts
+    of a sequence's heads ask for a block at the same time, so it comes from memory for all of them.
+    """
+    m, size, values, rows = machine, workload.dtype_bytes, workload.head_dim_v, variant.rows
     made = build(workload, variant, machine)
     ops = {op.name: op for op in made.ops}
-    barrier = ops["have_s0"].min_cycles
-    part = _TURNED_SOFTMAX / ROWS
-    small = ("max0", "exp0", "pack0", "rescale0")
-    turning = 2 * m["smem.latency_cycles"] + _TURNING_BARRIERS * barrier
-    given = TURNED_ROWS * KEYS * size / m["smem.bytes_per_clk"]
-    outputs = fa3.product(
-        workload, m, "pv1", "pv", "consumer1", 1, TURNED_ROWS, KEYS * values // ROWS, "smem"
-    )  # each 64 columns are the M of a product
-    changed = (
-        *(_scaled(ops[name], part) for name in small),
-        fa3.product(workload, m, "qk0", "qk", "consumer0", 0, TURNED_ROWS, workload.head_dim_qk, "smem"),
-        ops["have_s0"]._replace(min_cycles=barrier + turning),
-        ops["give0"]._replace(demand=(("smem", given),)),
-        outputs,
+    barrier, poll = ops["have_s0"].min_cycles, m.get("sync.wait_done_cycles", 0.0)
+    softmax = "consumer2" if variant.apart else "consumer0"
+    small, turning = ("max0", "exp0", "pack0", "rescale0"), m["smem.latency_cycles"]
+    done = mma_completion_latency_cycles(m, ROWS, rows, workload.dtype, "smem", 1)
+    arrive = m["sync.mbarrier_roundtrip_cycles"]
+    # Votes about the factors of more rows.
+    votes = (rows // TURNED_ROWS[0] - 1) * (m["warp.vote_latency_cycles"] + 2.0 * m["alu.latency_cycles"])
+    halves = (
+        *(fa3.product(workload, m, name, "qk", "consumer0", 0, rows, workload.head_dim_qk // 2, "smem") for name in ("qk0", "qk_rest0")),
+        # Each 64 columns are the M of a product.
+        *(fa3.product(workload, m, name, "pv", "consumer1", 1, rows, KEYS * values // ROWS // 2, "smem") for name in ("pv1", "pv_rest1")),
+    )  # fmt: skip
+    # Numbers of two rows lie in one bank, whichever way they are laid out.
+    moved = 2 * rows * KEYS * 4 / m["smem.bytes_per_clk"]
+    handed = (
+        (
+            Op("give_s0", "barrier", "consumer0", (), poll + turning + moved + _BARRIERS * barrier, tile=0),
+            Op("take_s2", "barrier", "consumer2", (), poll + turning + moved + barrier, tile=0),
+        )
+        if variant.apart
+        else ()
     )
-    kept = tuple(ops[name] for name in ("load_k", "take1", "have_o1"))
-    there = {op.name for op in (*changed, *kept)}
+    extra = 0.0 if variant.apart else 2 * (turning + moved) + _TURNING_BARRIERS * barrier
+    edges: tuple[Edge, ...] = (
+        Edge("load_k", "qk0", 0, m["tma.latency_hbm_cycles"], "data", "K tile"),
+        Edge("qk0", "qk_rest0", 0, 0.0, "order", "instructions in turns"),
+        Edge("pv1", "pv_rest1", 0, 0.0, "order", "instructions in turns"),
+        Edge("qk_rest0", "have_s0", 0, done, "data", "S accumulator"),
+        Edge("give0", "take1", 0, arrive, "data", "P tile"),
+        Edge("pv_rest1", "give0", _HANDED, done + arrive, "buffer", "P slot"),
+        Edge("pv_rest1", "have_o1", 0, done, "data", "O accumulator"),
+        Edge("pv_rest1", "load_k", variant.kv_stages, done + arrive, "buffer", "K slot"),
+    )
+    if variant.apart:
+        edges += (
+            Edge("give_s0", "take_s2", 0, arrive, "data", "S tile"),
+            Edge("take_s2", "give_s0", _HANDED, arrive, "buffer", "S slot"),
+        )
+    scores, weighing = ("qk0", "qk_rest0", "have_s0"), (*small, "give0")
+    first = (*scores, "give_s0") if variant.apart else (*scores, *weighing)
+    roles = (
+        made.roles[0],
+        replace(made.roles[1], program=tuple(Step(name) for name in first)),
+        replace(made.roles[2], program=tuple(Step(name) for name in ("take1", "pv1", "pv_rest1", "have_o1"))),
+        *([Role("consumer2", tuple(Step(name) for name in ("take_s2", *weighing)), 4, 104)] if variant.apart else []),
+    )
+    held = rows * size
     return replace(
         made,
-        name=f"latent on Hopper {TURNED_ROWS}x{KEYS}",
-        ops=(*kept, *changed),
-        edges=tuple(
-            edge
-            for edge in (e._replace(src="qk0") if e.src == "qk_rest0" else e for e in made.edges)
-            if edge.src in there and edge.dst in there
+        name=f"latent on Hopper {rows}x{KEYS}",
+        ops=(
+            ops["load_k"], ops["have_o1"], *halves, *handed,
+            ops["take1"]._replace(min_cycles=ops["take1"].min_cycles + votes),
+            ops["have_s0"]._replace(min_cycles=barrier + extra),
+            *(_scaled(ops[name], _TURNED_SOFTMAX / ROWS)._replace(role=softmax) for name in small),
+            ops["give0"]._replace(role=softmax, demand=()),
         ),
-        roles=(
-            made.roles[0],
-            replace(
-                made.roles[1],
-                program=tuple(Step(name) for name in ("qk0", "have_s0", *small, "give0")),
-            ),
-            made.roles[2],
-        ),
+        edges=edges,
+        roles=roles,
         buffers=(
-            Buffer("Q", "smem", TURNED_ROWS * workload.head_dim_qk * size, 1, "", "qk0"),
-            Buffer("P", "smem", TURNED_ROWS * KEYS * size, 1, "give0", "pv1"),
+            Buffer("Q", "smem", held * workload.head_dim_qk, 1, "", "qk0"),
+            Buffer("P", "smem", held * KEYS, _HANDED, "give0", "pv1"),
             made.buffers[2],
         ),
-        rows_per_cta=TURNED_ROWS,
-        edge_read_bytes=float(TURNED_ROWS * workload.head_dim_qk * size),
-        edge_write_bytes=float(TURNED_ROWS * values * size),
-    )
+        rows_per_cta=rows,
+        edge_read_bytes=float(held * workload.head_dim_qk),
+        edge_write_bytes=float(held * values),
+    )  # fmt: skip
 
 
 def _scaled(op: Op, part: float) -> Op:

@@ -66,6 +66,8 @@ class Counts:
     looped: int = 0
     #: Of the load warp for a block, beside its copies; 0: never what others wait for.
     load_block: int = 0
+    #: Whether programs whose splits are one group know which parts each of them merges; else each is taken by a count of its own.
+    shares: bool = False
 
 
 #: Of the portable kernel; 75 accesses of four warps to shared memory a step of its merge, with bank conflicts of about four ways.
@@ -96,8 +98,11 @@ LATENT = Counts(
 #: warpgroups; and what they run through once more for splits that were done apart.
 LATENT_RUNS = replace(LATENT, plan=600, set_up=248, lookups=3, beside=1696, again=665, joined_later=430)
 #: And where tiles have few rows: each split mostly has a program of its own, 225 instructions of the load warp from its begin to its first
-#: copy, 100, 196 and 100 of the others until then, and at its end each warpgroup has a quarter of what it has of 64 rows.
-LATENT_TURNED = replace(LATENT, plan=120, set_up=105, begin=160, beside=396, finish=190)
+#: copy, 100, 196 and 100 of the others until then, and at its end each warpgroup has a quarter of what it has of 64 rows; it merges a fourth of the
+#: columns of some rows.  The first block goes through three loops, one after the other: 257 instructions of scores, 136 of the softmax, 295 of O.
+LATENT_TURNED = replace(
+    LATENT, plan=120, set_up=105, begin=160, beside=396, finish=190, looped=688, merge_rows=100, merge_step=450, merged_parts=4, shares=True,
+)  # fmt: skip
 PARTIAL_BYTES = 4
 #: Cycles from one warm instruction to the next, of code with more than one on its way: stalls in the control words, and waits for results in registers.
 WARM = 2.4
@@ -325,7 +330,7 @@ class Around:
             turns, counted = float(pieces), float(level)
             if c.merged_parts:
                 taken = -(-pieces * c.merged_parts // min(pieces * c.merged_parts, programs))
-                turns, counted = taken / c.merged_parts, taken + 2.0
+                turns, counted = taken / c.merged_parts, 1.0 if c.shares and groups == 1 else taken + 2.0
             steps = -(-members // at_once)
             cycles += (1.0 + COUNT_TRIPS * counted) * m["l2.latency_cycles"] + turns * (turn + steps * step)
         return cycles + (COUNT_TRIPS * m["l2.latency_cycles"] if c.merged_parts else 0.0)

@@ -20,8 +20,9 @@ from tilecast.model.machine.machine import Machine
 NAMES = ("mla-hopper", "hopper_mla")
 #: Keys of a block: P of a tile is one row of shared memory's widest swizzle.
 KEYS = 64
-#: Rows of a tile up to which, where splits are dealt out, keys are the M of the products and rows their N: no row of it is wasted.
-TURNED_ROWS = 8
+#: Rows that a tile holds up to the most of which, where splits are dealt out, keys are the M of the products and rows their N: none of it is
+#: wasted.  Q of the fewest leaves room for one more block.
+TURNED_ROWS, TURNED_STAGES = (8, 16, 32), 3
 #: Queries up to which a sequence is split, and fewest query heads of a part of those that share a key.
 SPLIT_QUERIES, FEWEST_HEADS = 4, 8
 #: Chunks of a program that are done apart where tiles are more than programs: what they leave takes room in every launch.
@@ -56,12 +57,25 @@ class HopperMlaVariant:
 
 @dataclass(frozen=True, slots=True)
 class HopperMlaTurned(HopperMlaVariant):
-    """What a launch runs whose tiles have up to `TURNED_ROWS` rows: the kernel decides that, so nobody chooses it."""
+    """What a launch runs whose tiles have no more rows than the most of `TURNED_ROWS`: the kernel decides that, so nobody chooses it."""
+
+    #: Rows that a tile holds.
+    rows: int = TURNED_ROWS[0]
+    #: Whether the warpgroup that merges does the softmax, for each split has a program of its own.
+    apart: bool = True
 
 
-def turned(variant: HopperMlaVariant) -> HopperMlaTurned:
-    """The same knobs for a launch whose tiles have few rows."""
-    return HopperMlaTurned(**{field.name: getattr(variant, field.name) for field in fields(variant)})
+def turned(variant: HopperMlaVariant, rows: int, apart: bool) -> HopperMlaTurned:
+    """The same knobs for a launch whose tiles hold few rows."""
+    knobs = {field.name: getattr(variant, field.name) for field in fields(variant)}
+    if rows == TURNED_ROWS[0]:
+        knobs["kv_stages"] = TURNED_STAGES
+    return HopperMlaTurned(**knobs, rows=rows, apart=apart)
+
+
+def turned_rows(rows: int) -> int:
+    """Rows that a tile with so many of them holds where splits are dealt out; 0: they are the M of its products."""
+    return next((held for held in TURNED_ROWS if rows <= held), 0)
 
 
 def shared_bytes(variant: HopperMlaVariant, workload: Workload) -> int:
