@@ -294,7 +294,7 @@ are made for an A100 and forecast there; an H200 runs them, but not at that figu
 ## Short sequences
 
 `triton_short_*`: plain Triton with pointers, for few queries on few keys under any mask.  A program has one small tile, whose rows are those of the query
-heads that share a key head, and an SM has several programs; nothing is set up before the first copy.  Nothing forecasts them yet.
+heads that share a key head, and an SM has several programs; nothing is set up before the first copy.  A note of `predict` forecasts them.
 
 | file | for | compute capability | variant |
 |---|---|---|---|

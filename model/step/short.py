@@ -2,13 +2,17 @@
 
 Their tiles' rows are those of the heads that share keys, a program has one tile, and most of what it takes is not its products: code that
 no cache holds, Q, then K and V, one after the other out of memory.  Instructions, registers and shared memory are those of what ships, as
-Triton 3.6 compiles it; what a block of keys takes is that of `triton` kernels with the same tile.
+Triton 3.6 compiles it for heads that have all columns (`short_kernels.toml`); what a block of keys takes is that of `triton` kernels with
+the same tile.
 """
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil
+from pathlib import Path
 
 from tilecast.model.compiled.units.fetch import far_cycles, near_cycles
 from tilecast.model.kernel.variants.fa2 import Fa2Variant
@@ -17,18 +21,31 @@ from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.fa2 import build_of
 from tilecast.model.sm.simulate import steady_state
 
-#: Tile rows, keys of a block, warps; rows of a tile of other kernels, of a head of its own.
-FEW, ROWS, BLOCK, WARPS, DENSE_ROWS = 16, 64, 64, 4, 128
+WARPS = 4
+#: Queries and keys from which on no kernel of short sequences is asked, and rows of a tile of other kernels, of a head of its own.
+FULL_QUERIES, PARTED_KEYS, DENSE_ROWS = 256, 2048, 128
 #: Most queries and most rows of a key head, and fewest keys, that go to the kernels that decode.
 DECODED_QUERIES, DECODED_ROWS, DECODED_KEYS = 16, 128, 512
-#: How many times as many tiles there may be as of a head's own, the same where keys are one block, of heads of up to so many columns.
-MORE_TILES, MORE_OF_BLOCK, BLOCK_COLUMNS = 1.25, 1.5, 128
+#: Most rows of a key head and fewest keys that go to serving kernels in two parts, of heads from so many columns to so many.
+HALF_ROWS, TWO_PARTS, HALF_COLUMNS = 64, 1536, (72, 128)
+#: How many times as many tiles of 64 rows there may be as of a head's own, by columns of the kernel and by most keys.
+SHORT_TILE = 64
+MORE_TILES = {
+    64: ((2047, 1.75),),
+    128: ((64, 1.5), (512, 1.4), (2047, 1.25)),
+    192: ((64, 1.25), (640, 0.75)),
+    256: ((64, 1.25), (512, 0.5)),
+}
+#: Columns of Q and K, and of V, that have kernels of their own.
+OWN_WIDTHS = 192, 128
 _INSTRUCTION_BYTES, _KEPT_BYTES = 16, 1024
+#: The kernels, as compiled.
+KERNELS = Path(__file__).parent / "short_kernels.toml"
 
 
 @dataclass(frozen=True, slots=True)
-class _Code:
-    """A compiled kernel."""
+class ShortCode:
+    """A compiled kernel: instructions, bytes of shared memory a program, registers a thread."""
 
     instructions: int
     shared_bytes: int
@@ -36,26 +53,48 @@ class _Code:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kernel:
-    """A kernel that ships: most keys, tiles on their way, and its code where all keys are one block, and where they are several."""
+class ShortKernel:
+    """A kernel that ships: its heads and tile, what it takes, and its code where all keys are one block, and where they are several."""
 
-    keys: int
+    module: str
+    #: Hash of the source that was compiled, without its header.
+    source: str
+    head_dim_qk: int
+    head_dim_v: int
+    tile_m: int
+    tile_n: int
     stages: int
-    one: _Code
-    several: _Code
+    #: Most keys.
+    keys: int
+    one: ShortCode
+    #: None: it takes no more keys than a block.
+    several: ShortCode | None = None
+    #: Fewest columns of the wider of Q and V; 0: heads have all.
+    head_dim_min: int = 0
+    #: Rows of a key head.
+    rows_min: int = 1
+    rows_max: int = 1 << 31
+
+    def takes(self, work: Workload, rows: int) -> bool:
+        """Whether it computes such heads of so many ``rows`` of a key head on so many keys."""
+        dims = work.head_dim_qk, work.head_dim_v
+        narrower = dims[0] <= self.head_dim_qk and dims[1] <= self.head_dim_v and 0 < self.head_dim_min <= max(dims)
+        wide = dims == (self.head_dim_qk, self.head_dim_v) or narrower
+        return wide and self.rows_min <= rows <= self.rows_max and work.seqlen_k <= self.keys
+
+    def code(self, keys: int) -> ShortCode:
+        """What runs on so many ``keys``."""
+        return self.one if self.several is None or keys <= self.tile_n else self.several
 
 
-#: (columns of Q and K, of V, rows of a tile) -> the kernel.
-_KERNELS = {
-    (64, 64, FEW): _Kernel(128, 2, _Code(736, 10240, 65), _Code(1008, 36864, 80)),
-    (64, 64, ROWS): _Kernel(512, 3, _Code(1192, 24576, 80), _Code(1416, 57344, 142)),
-    (128, 128, FEW): _Kernel(128, 2, _Code(960, 20480, 96), _Code(1344, 71680, 122)),
-    (128, 128, ROWS): _Kernel(128, 3, _Code(1680, 49152, 128), _Code(2072, 114688, 233)),
-    (192, 128, FEW): _Kernel(64, 2, _Code(1232, 24576, 122), _Code(1920, 108544, 96)),
-    (192, 128, ROWS): _Kernel(64, 2, _Code(2208, 81920, 128), _Code(2960, 180224, 175)),
-    (256, 256, FEW): _Kernel(64, 2, _Code(1400, 40960, 168), _Code(2120, 141312, 218)),
-    (256, 256, ROWS): _Kernel(64, 2, _Code(2560, 98304, 255), _Code(3560, 229376, 255)),
-}
+@lru_cache(maxsize=1)
+def short_kernels() -> tuple[ShortKernel, ...]:
+    """The kernels that ship, in the order in which they are asked."""
+    found = []
+    for row in tomllib.loads(KERNELS.read_text(encoding="utf-8"))["kernel"]:
+        one, several = ShortCode(**row.pop("one")), row.pop("several", None)
+        found.append(ShortKernel(**row, one=one, several=several and ShortCode(**several)))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,34 +108,37 @@ class ShortRun:
 
 def short_run(workload: Workload, machine: Machine) -> ShortRun | None:
     """The launch at the machine's highest clock; None where `tilecast.attention` would take another kernel, or none is modelled."""
-    w = workload
+    w = workload.reduced()
     kernel = _chosen(w) if machine.tensor_kind == "wgmma" and w.dtype != "fp8" else None
     if kernel is None:
         return None
-    (d, dv, tile), found = kernel
-    code = found.one if w.seqlen_k <= BLOCK else found.several
-    programs = ceil(w.seqlen_q * w.group_size / tile) * w.batch * w.heads_kv
+    code, tile = kernel.code(w.seqlen_k), kernel.tile_m
+    tiles = ceil(w.seqlen_q * w.group_size / tile)
+    programs = tiles * w.batch * w.heads_kv
     sms = int(machine["chip.sm_count"])
     # Programs go to SMs that have none before they share one.
     ctas = min(_fit(code, machine), -(-programs // sms))
     # Heads of fewer columns have tiles of all.
     seen = replace(
-        w, heads_q=w.heads_kv, batch=1, seqlen_q=tile, mask="none", window=None, head_dim_qk=d, head_dim_v=dv
-    )
-    loop = build_of(seen, Fa2Variant(tile_m=tile, tile_n=BLOCK, warps=WARPS, kv_stages=found.stages), machine, ctas)
+        w, heads_q=w.heads_kv, batch=1, seqlen_q=tile, mask="none", window=None,
+        head_dim_qk=kernel.head_dim_qk, head_dim_v=kernel.head_dim_v,
+    )  # fmt: skip
+    variant = Fa2Variant(tile_m=tile, tile_n=kernel.tile_n, warps=WARPS, kv_stages=kernel.stages)
+    loop = build_of(seen, variant, machine, ctas)
     far, near = far_cycles(machine), near_cycles(machine)
     each = ctas if _INSTRUCTION_BYTES * code.instructions > machine.get("code.l1_bytes", 0.0) else 1
     program = (
         machine["launch.cta_start_cycles"] + each * code.instructions * near + 2.0 * machine["tma.latency_hbm_cycles"]
-        + steady_state(loop).ii_cycles * ceil(w.seqlen_k / BLOCK) + machine["l2.latency_cycles"]
+        + steady_state(loop).ii_cycles * _blocks(w, kernel, tiles) + machine["l2.latency_cycles"]
     )  # fmt: skip
     first = code.instructions * (far - near)
     hz = machine["chip.clock_max_mhz"] * 1e6
     turns = ceil(programs / (sms * ctas))
-    moved = w.tensor_bytes / (machine["hbm.tbps_achieved"] * 1e12)
+    low, high = w.key_range(0, w.seqlen_q)
+    read = replace(w, seqlen_k=max(1, high - low), mask="none", window=None)
+    moved = read.tensor_bytes / (machine["hbm.tbps_achieved"] * 1e12)
     seconds = first / hz + max(turns * program / hz, program / hz + moved) + machine["launch.kernel_us"] * 1e-6
-    columns = f"d{d}" if d == dv else f"d{d}_{dv}"
-    return ShortRun(f"triton_short_{columns}{'_few' if tile == FEW else ''}", seconds, programs)
+    return ShortRun(kernel.module, seconds, programs)
 
 
 def short_note(workload: Workload, machine: Machine, seconds: float) -> tuple[str, ...]:
@@ -111,23 +153,36 @@ def short_note(workload: Workload, machine: Machine, seconds: float) -> tuple[st
     )
 
 
-def _chosen(w: Workload) -> tuple[tuple[int, int, int], _Kernel] | None:
-    """The kernel that the lengths and heads of a sequence ask for (`kernels/serving/few_rows.py`)."""
-    rows = w.seqlen_q * w.group_size
+def _chosen(w: Workload) -> ShortKernel | None:
+    """The kernel that the lengths and heads of a sequence ask for (`kernels/serving/few_rows.py`, which this must say again: nothing of the
+    model may need what runs on a GPU)."""
+    rows, left = w.seqlen_q * w.group_size, w.limits[0]
     decoded = w.seqlen_q <= DECODED_QUERIES and rows <= DECODED_ROWS and w.seqlen_k >= DECODED_KEYS
-    if w.head_dim_qk % 8 or w.head_dim_v % 8 or decoded:
+    if w.seqlen_k >= TWO_PARTS and rows <= HALF_ROWS and left < 0:
+        decoded = decoded or HALF_COLUMNS[0] <= w.head_dim_qk <= HALF_COLUMNS[1]
+    if decoded or w.seqlen_q >= FULL_QUERIES or w.seqlen_k >= PARTED_KEYS:
         return None
-    shared = ceil(rows / ROWS) * w.heads_kv
-    more = MORE_OF_BLOCK if w.seqlen_k <= BLOCK and w.head_dim_qk <= BLOCK_COLUMNS else MORE_TILES
-    if shared > more * ceil(w.seqlen_q / DENSE_ROWS) * w.heads_q:
+    widest = max(w.head_dim_qk, w.head_dim_v)
+    width = 192 if (w.head_dim_qk, w.head_dim_v) == OWN_WIDTHS else next((n for n in (64, 128) if widest <= n), 256)
+    more = next((more for longest, more in MORE_TILES[width] if w.seqlen_k <= longest), 0.0)
+    if ceil(rows / SHORT_TILE) * w.heads_kv > more * ceil(w.seqlen_q / DENSE_ROWS) * w.heads_q:
         return None
-    for (d, dv, tile), kernel in _KERNELS.items():
-        if w.head_dim_qk <= d and w.head_dim_v <= dv and (rows <= FEW) == (tile == FEW):
-            return ((d, dv, tile), kernel) if w.seqlen_k <= kernel.keys else None
-    return None
+    return next((kernel for kernel in short_kernels() if kernel.takes(w, rows)), None)
 
 
-def _fit(code: _Code, machine: Machine) -> int:
+def _blocks(w: Workload, kernel: ShortKernel, tiles: int) -> int:
+    """Most blocks of keys that a tile takes in: those that its queries see."""
+    if w.seqlen_k <= kernel.tile_n:
+        return 1
+    most = 0
+    for first in range(0, tiles * kernel.tile_m, kernel.tile_m):
+        behind = min((first + kernel.tile_m - 1) // w.group_size + 1, w.seqlen_q)
+        low, high = w.key_range(first // w.group_size, behind)
+        most = max(most, ceil(high / kernel.tile_n) - low // kernel.tile_n)
+    return most
+
+
+def _fit(code: ShortCode, machine: Machine) -> int:
     """Programs that fit an SM."""
     each = -(-code.registers // 8) * 8
     return max(

@@ -1,0 +1,130 @@
+"""The forecast of short sequences knows the kernels that ship, and their code as Triton 3.6 compiles it.
+
+What it knows is `model/step/short_kernels.toml`, written here with --update-golden: what of a source has changed is compiled again.  Every
+kernel must be there as it is now, what is there must be what the record of everything that ships says of it (test_shipped_compile.py), and one,
+drawn by its hash, is compiled and must come out the same; with `--whole` all are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+from support.whole import is_whole
+
+from tests.support.shipped_compile import OLD, OLDEST, Case, missing, read_record
+from tilecast.codegen.shipping.ship import Shipped, read_short_list
+from tilecast.model.families import parse_variant
+from tilecast.model.kernel.variants.fa2 import Fa2Variant
+from tilecast.model.step.short import KERNELS, WARPS, ShortKernel, short_kernels
+
+SHIPPED = {kernel.module: kernel for kernel in read_short_list()}
+HEAD = """\
+# The kernels of short sequences that ship, in the order in which they are asked, and what Triton 3.6 makes of them for sm_90a (instructions of
+# the whole kernel), where all keys are one block and where they are several; written by
+# `pytest tests/unit/codegen/test_short_kernels.py --update-golden`.
+"""
+#: Prints what a file takes with so many keys.
+WORKER = """
+import json, sys
+from tilecast.codegen.compiler.compile import compile_kernel, load_source
+from tilecast.codegen.compiler.sass import disassemble, resources
+path = sys.argv[1]
+for keys in map(int, sys.argv[2:]):
+    made = compile_kernel(path, "sm_90a", shape={**load_source(path).TILECAST["workload"], "seqlen_k": keys})
+    used = resources(made.cubin)
+    assert made.warps == 4
+    print(json.dumps({"instructions": len(disassemble(made.cubin)), "shared_bytes": made.shared_bytes, "registers": used.registers}))
+"""
+
+
+def case(module: str) -> Case:
+    return Case(module, "sm_90a", OLDEST)
+
+
+def facts(kernel: Shipped) -> dict[str, Any]:
+    """A kernel's row but its code: what the list and its variant say."""
+    variant, work, known = parse_variant(f"family=fa2,{kernel.variant}"), kernel.workload, kernel.facts
+    assert isinstance(variant, Fa2Variant) and variant.warps == WARPS
+    row = {"module": kernel.module, "source": case(kernel.module).sha, "head_dim_qk": work.head_dim_qk, "head_dim_v": work.head_dim_v,
+           "tile_m": variant.tile_m, "tile_n": variant.tile_n, "stages": variant.kv_stages, "keys": known["seqlen_k_max"]}  # fmt: skip
+    names = {"head_dim_min": "head_dim_min", "seqlen_q_min": "rows_min", "seqlen_q_max": "rows_max"}
+    return {**row, **{name: known[fact] for fact, name in names.items() if fact in known}}
+
+
+def order(kernel: Shipped) -> tuple[int, int, str]:
+    """As `registry.candidates` puts kernels that fit."""
+    return (
+        -int(str(kernel.facts["preference"])),
+        kernel.workload.head_dim_qk + kernel.workload.head_dim_v,
+        kernel.module,
+    )
+
+
+def compiled(row: dict[str, Any]) -> dict[str, Any]:
+    """A row's code under Triton 3.6."""
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(OLD), os.environ.get("PYTHONPATH", "")]))
+    lengths = [row["tile_n"]] + [row["keys"]] * (row["keys"] > row["tile_n"])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WORKER, str(case(row["module"]).path), *map(str, lengths)],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return dict(zip(("one", "several"), map(json.loads, done.stdout.splitlines()), strict=False))
+
+
+def known(kernel: ShortKernel) -> dict[str, Any]:
+    """What the forecast knows of a kernel's code."""
+    return {name: code for name in ("one", "several") if (code := asdict(kernel)[name]) is not None}
+
+
+def toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {number}' for key, number in value.items())} }}"
+    return json.dumps(value)
+
+
+def write(rows: list[dict[str, Any]]) -> None:
+    texts = ["[[kernel]]\n" + "".join(f"{key} = {toml(value)}\n" for key, value in row.items()) for row in rows]
+    KERNELS.write_text("\n".join([HEAD, *texts]), encoding="utf-8")
+
+
+def test_the_forecast_knows_every_kernel_as_it_is_now(request) -> None:
+    rows = [facts(kernel) for kernel in sorted(SHIPPED.values(), key=order)]
+    if request.config.getoption("--update-golden"):
+        before = {kernel.source: known(kernel) for kernel in short_kernels()} if KERNELS.is_file() else {}
+        write([{**row, **(before.get(row["source"]) or compiled(row))} for row in rows])
+        short_kernels.cache_clear()
+    assert [ShortKernel(**row, one=kernel.one, several=kernel.several) for row, kernel in zip(rows, short_kernels(), strict=True)] == [
+        *short_kernels()
+    ], "`pytest tests/unit/codegen/test_short_kernels.py --update-golden`, then read the diff"  # fmt: skip
+    assert all((kernel.several is None) == (kernel.keys <= kernel.tile_n) for kernel in short_kernels())
+
+
+@pytest.mark.parametrize("module", SHIPPED)
+def test_its_code_is_what_is_recorded(module: str) -> None:
+    """The record has every file on the shape of its header, which is one block of keys."""
+    kernel = next(one for one in short_kernels() if one.module == module)
+    assert SHIPPED[module].workload.seqlen_k == kernel.tile_n
+    sha, outcome = read_record()[case(module)]
+    assert sha == kernel.source
+    assert (kernel.one.registers, kernel.one.shared_bytes, outcome.stack_bytes) == (
+        outcome.registers, outcome.shared_bytes, 0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("module", SHIPPED if is_whole() else [min(SHIPPED, key=lambda module: case(module).sha)])
+def test_it_compiles_as_the_forecast_has_it(module: str) -> None:
+    if why := missing(OLDEST):
+        pytest.skip(why)
+    kernel = next(one for one in short_kernels() if one.module == module)
+    assert compiled(facts(SHIPPED[module])) == known(kernel)
