@@ -84,7 +84,7 @@ def test_forecasts_from_machine_code_hold_on_every_twelfth_kernel() -> None:
     ("table", "count", "mean", "p90", "worst", "lost", "behind", "default"),
     [
         (TABLE, 237, 0.04, 0.092, 0.21, 0.009, 0.095, (0.052, 0.112)),
-        (TUNER, 109, 0.044, 0.098, 0.17, 0.012, 0.078, (0.065, 0.134)),
+        (TUNER, 101, 0.044, 0.098, 0.17, 0.012, 0.078, (0.065, 0.134)),
     ],
 )
 def test_forecasts_from_the_loops_at_hand_hold(
