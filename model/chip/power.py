@@ -144,16 +144,17 @@ def busy_share(mean_cycles: Any, longest_cycles: Any, tiles: int, slots: int) ->
     return np.minimum(1.0, mean_cycles / longest_cycles / min(1.0, tiles / slots))
 
 
-def tail_share(busy: Any) -> Any:
-    """Share of a launch in which its last wave is under way, where its SMs leave it one after the other: half of them work then."""
-    return np.minimum(1.0, 2.0 * (1.0 - busy))
+def _mean_of_phases(busy: Any, full_mhz: Any, tail_mhz: Any) -> Any:
+    """Mean clock over a launch with that clock while all SMs work and another one while its last wave is under way, where its SMs leave it
+    one after the other: half of them work then."""
+    tail = np.minimum(1.0, 2.0 * (1.0 - busy))
+    return 1.0 / ((1.0 - tail) / full_mhz + tail / tail_mhz)
 
 
 def _tail(activity: Activity) -> Activity:
-    """What is done in that share, for the length in which all SMs work: half of it."""
+    """What is done in the last wave, for the length in which all SMs work: half of it."""
     units = tuple((unit, 0.5 * cycles) for unit, cycles in activity.unit_cycles)
-    halves = (0.5 * each for each in (activity.tensor_flop, activity.l2_bytes, activity.hbm_bytes))
-    flop, l2_bytes, hbm_bytes = halves
+    flop, l2_bytes, hbm_bytes = (0.5 * each for each in (activity.tensor_flop, activity.l2_bytes, activity.hbm_bytes))
     return Activity(flop, activity.dtype, units, l2_bytes, hbm_bytes)
 
 
@@ -169,8 +170,7 @@ def _in_phases(machine: Machine, activity: Activity, seconds_at: Length) -> Cloc
     full, tail = (settle(machine, each, at_work, "short") for each in (whole, _tail(whole)))
     if full.bound == "boost":
         return mean
-    share = float(tail_share(busy))
-    mhz = 1.0 / ((1.0 - share) / full.mhz + share / tail.mhz)
+    mhz = float(_mean_of_phases(busy, full.mhz, tail.mhz))
     return replace(full, mhz=mhz) if mhz < mean.mhz else mean
 
 
@@ -230,8 +230,7 @@ def settled_mhz(
         full, tail = (
             settled_mhz(machine, each, busy * busy_cycles, busy * hbm_seconds, regime) for each in (whole, _tail(whole))
         )
-        part = tail_share(busy)
-        phases = 1.0 / ((1.0 - part) / full + part / tail)
+        phases = _mean_of_phases(busy, full, tail)
         return np.where((busy < 1.0) & (full < high), np.minimum(phases, mean), mean)
 
     least = np.maximum(hbm_seconds, 1e-12)

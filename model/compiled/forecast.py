@@ -22,6 +22,7 @@ from tilecast.model.kernel.variants.fa2 import Fa2Variant
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
+from tilecast.model.machine.occupancy import ctas_that_fit
 
 #: Blocks in the simulated tiles from which the cost of a tile is drawn: affine in their number, of a CTA alone on its SM (two warpgroups
 #: can take some 15 blocks until they have found their rhythm) ...
@@ -327,15 +328,7 @@ def _answer(
 
 def ctas_per_sm(code: KernelCode, machine: Machine) -> int:
     """CTAs of a compiled kernel that fit an SM: shared memory, registers, warps."""
-    registers = -(-code.registers // 8) * 8 * 32 * code.warps * 4
-    return max(
-        1,
-        min(
-            int(machine["smem.per_sm_bytes"] // (code.shared_bytes + 1024)),
-            int(machine["reg.file_bytes"] // registers),
-            int(machine["sm.max_warps"] // code.warps),
-        ),
-    )
+    return ctas_that_fit(machine, code.shared_bytes, code.registers, code.warps)
 
 
 @lru_cache(maxsize=16384)

@@ -14,10 +14,11 @@ from functools import lru_cache
 from math import ceil
 from pathlib import Path
 
-from tilecast.model.compiled.units.fetch import far_cycles, near_cycles
+from tilecast.model.compiled.units.fetch import beyond_first_cache, far_cycles, near_cycles
 from tilecast.model.kernel.variants.fa2 import Fa2Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
+from tilecast.model.machine.occupancy import ctas_that_fit
 from tilecast.model.pipeline.fa2 import build_of
 from tilecast.model.sm.simulate import steady_state
 
@@ -38,7 +39,6 @@ MORE_TILES = {
 }
 #: Columns of Q and K, and of V, that have kernels of their own.
 OWN_WIDTHS = 192, 128
-_INSTRUCTION_BYTES, _KEPT_BYTES = 16, 1024
 #: The kernels, as compiled.
 KERNELS = Path(__file__).parent / "short_kernels.toml"
 
@@ -117,7 +117,7 @@ def short_run(workload: Workload, machine: Machine) -> ShortRun | None:
     programs = tiles * w.batch * w.heads_kv
     sms = int(machine["chip.sm_count"])
     # Programs go to SMs that have none before they share one.
-    ctas = min(_fit(code, machine), -(-programs // sms))
+    ctas = min(ctas_that_fit(machine, code.shared_bytes, code.registers, WARPS), -(-programs // sms))
     # Heads of fewer columns have tiles of all.
     seen = replace(
         w, heads_q=w.heads_kv, batch=1, seqlen_q=tile, mask="none", window=None,
@@ -126,7 +126,7 @@ def short_run(workload: Workload, machine: Machine) -> ShortRun | None:
     variant = Fa2Variant(tile_m=tile, tile_n=kernel.tile_n, warps=WARPS, kv_stages=kernel.stages)
     loop = build_of(seen, variant, machine, ctas)
     far, near = far_cycles(machine), near_cycles(machine)
-    each = ctas if _INSTRUCTION_BYTES * code.instructions > machine.get("code.l1_bytes", 0.0) else 1
+    each = ctas if beyond_first_cache(code.instructions, machine) else 1
     program = (
         machine["launch.cta_start_cycles"] + each * code.instructions * near + 2.0 * machine["tma.latency_hbm_cycles"]
         + steady_state(loop).ii_cycles * _blocks(w, kernel, tiles) + machine["l2.latency_cycles"]
@@ -180,16 +180,3 @@ def _blocks(w: Workload, kernel: ShortKernel, tiles: int) -> int:
         low, high = w.key_range(first // w.group_size, behind)
         most = max(most, ceil(high / kernel.tile_n) - low // kernel.tile_n)
     return most
-
-
-def _fit(code: ShortCode, machine: Machine) -> int:
-    """Programs that fit an SM."""
-    each = -(-code.registers // 8) * 8
-    return max(
-        1,
-        min(
-            int(machine["smem.per_sm_bytes"] // (code.shared_bytes + _KEPT_BYTES)),
-            int(machine["reg.file_bytes"] // (4 * 32 * WARPS * each)),
-            int(machine["sm.max_warps"]) // WARPS,
-        ),
-    )

@@ -22,7 +22,7 @@ from tilecast.model.chip.launch import (
 )
 from tilecast.model.chip.tiles import HeadTiles, head_tiles
 from tilecast.model.compiled.roles.loop_code import LoopCode
-from tilecast.model.compiled.units.fetch import far_cycles, near_cycles
+from tilecast.model.compiled.units.fetch import beyond_first_cache, far_cycles, near_cycles
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.backward.kernels import LoopKernel, RowKernel, seen_from_keys
@@ -33,7 +33,6 @@ from tilecast.model.training.turns.play import play
 _MOST_PLAYED = 1 << 15
 #: Share of L2 that data read by every SM can use (`chip.launch`).
 _SHARED_L2 = 0.5
-_INSTRUCTION_BYTES = 16.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ def run_loop(kernel: LoopKernel, workload: Workload, machine: Machine, code: Loo
     slots = int(machine["chip.sm_count"]) // p.cta_group * p.ctas_per_sm
     # Programs of one SM fetch their code each for itself where the first cache does not hold it.
     several = 1.0
-    if _INSTRUCTION_BYTES * sum(kernel.instructions) > machine.get("code.l1_bytes", 0.0):
+    if beyond_first_cache(sum(kernel.instructions), machine):
         several = min(p.ctas_per_sm, max(1.0, count * p.ctas_per_sm / slots))
     start, finish = (edge + several * each * near_cycles(machine) for edge, each in ((start, ahead), (finish, behind)))
     # Blocks that see nothing still write zeros.

@@ -119,7 +119,7 @@ def _cycles(report: PublishedReport) -> list[str]:
     ]
     if report.loops:
         lines += [
-            "The same from machine code: the steady loop of flash-attn-4 as released when they were profiled",
+            "The same from machine code: the steady loop of flash-attn-4 as released when they were profiled, but bf16 on a B200 of 4.0.0b36",
             *map(_cycle_line, report.loops),
             "  Constants are the machine files', none chosen on these; rules of the simulator were, with these cells in view "
             "(docs/machine-code.md)",

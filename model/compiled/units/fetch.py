@@ -21,7 +21,8 @@ from tilecast.model.machine.machine import Machine
 _FAR_CYCLES = 4.9
 #: The same from the second cache of code, a little beyond the first.
 _NEAR_CYCLES = 2.03
-#: Instructions of 16 bytes in a line of 128.
+#: Bytes of an instruction, and how many there are in a line of 128 bytes.
+INSTRUCTION_BYTES = 16
 LINE = 8
 
 
@@ -43,6 +44,11 @@ def far_cycles(machine: Machine) -> float:
 def near_cycles(machine: Machine) -> float:
     """Cycles an instruction takes of code that is a little longer than the first cache."""
     return machine.get("code.fetch_cycles", _NEAR_CYCLES)
+
+
+def beyond_first_cache(instructions: float, machine: Machine) -> bool:
+    """Whether the first cache does not hold a program of so many instructions: programs of one SM then fetch it each for itself."""
+    return INSTRUCTION_BYTES * instructions > machine.get("code.l1_bytes", 0.0)
 
 
 def fetch_costs(costs: WarpCosts) -> FetchCosts:

@@ -10,6 +10,7 @@ from tilecast.model.kernel.grid import Grid
 from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
+from tilecast.model.machine.occupancy import ctas_that_fit
 
 SCHEDULERS = ("grid", "longest-first")
 #: Smallest extent of a tl.dot operand.
@@ -64,11 +65,7 @@ def ctas_per_sm(variant: Fa2Variant, workload: Workload, machine: Machine) -> in
             narrow = min(workload.head_dim_qk, workload.head_dim_v)
             used -= workload.dtype_bytes * variant.tile_n * narrow
         used += _BARRIER_BYTES * variant.kv_stages
-    by_smem = machine["smem.per_sm_bytes"] // (used + 1024)
-    per_thread = -(-min(255, int(need)) // 8) * 8
-    by_registers = machine["reg.file_bytes"] // (per_thread * 4 * 32 * variant.warps)
-    by_warps = machine["sm.max_warps"] // variant.warps
-    return max(1, int(min(by_smem, by_registers, by_warps, 4)))
+    return min(4, ctas_that_fit(machine, used, min(255, int(need)), variant.warps))
 
 
 def by_wgmma(variant: Fa2Variant, machine: Machine) -> bool:

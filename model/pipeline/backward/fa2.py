@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from tilecast.model.kernel.variants.fa2_backward import ONCE_ROWS, Fa2BackwardVariant, registers, shared_bytes
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
+from tilecast.model.machine.occupancy import ctas_that_fit
 from tilecast.model.pipeline import softmax_cost as common
 from tilecast.model.pipeline.backward import kernels
 from tilecast.model.pipeline.backward.arithmetic import differences, probabilities, step_work
@@ -94,17 +95,9 @@ def ctas_per_sm(variant: Fa2BackwardVariant, workload: Workload, machine: Machin
     for name, loop, size in (
         ("dkv", "dkv", shared["dkv"]), ("dv", "dkv", shared["dkv"] - v_bytes), ("dq", "dq", shared["dq"])
     ):  # fmt: skip
-        threads = 32 * warps[loop]
         pointers = _POINTER_REGISTERS if getattr(variant, f"{loop}_loads") == "pointers" else 0
-        each = -(-min(_MOST_REGISTERS, sums[loop] + _OTHER_REGISTERS[loop] + pointers) // 8) * 8
-        found[name] = max(
-            1,
-            min(
-                int(machine["smem.per_sm_bytes"] // (size + 1024)),
-                int(machine["reg.file_bytes"] // (4 * threads * each)),
-                int(machine["sm.max_warps"] // warps[loop]),
-            ),
-        )
+        each = min(_MOST_REGISTERS, sums[loop] + _OTHER_REGISTERS[loop] + pointers)
+        found[name] = ctas_that_fit(machine, size, each, warps[loop])
     return found
 
 

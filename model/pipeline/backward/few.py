@@ -20,6 +20,7 @@ from tilecast.model.kernel.variants.hopper.few_backward import (
 )
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
+from tilecast.model.machine.occupancy import ctas_that_fit
 from tilecast.model.pipeline import softmax_cost as common
 from tilecast.model.pipeline.backward import kernels
 from tilecast.model.pipeline.backward.arithmetic import differences, probabilities, step_work
@@ -98,16 +99,8 @@ def instructions(workload: Workload, variant: FewBackwardVariant) -> tuple[float
 
 def ctas_per_sm(variant: FewBackwardVariant, workload: Workload, machine: Machine) -> int:
     """CTAs that an SM holds by its shared memory, registers and warps."""
-    v, threads = variant, 32 * variant.warps
-    each = -(-min(_MOST_REGISTERS, registers(v, workload) + _OTHER_REGISTERS) // 8) * 8
-    return max(
-        1,
-        min(
-            int(machine["smem.per_sm_bytes"] // (shared_bytes(v, workload) + 1024)),
-            int(machine["reg.file_bytes"] // (4 * threads * each)),
-            int(machine["sm.max_warps"] // v.warps),
-        ),
-    )
+    each = min(_MOST_REGISTERS, registers(variant, workload) + _OTHER_REGISTERS)
+    return ctas_that_fit(machine, shared_bytes(variant, workload), each, variant.warps)
 
 
 def _pipeline(w: Workload, v: FewBackwardVariant, m: Machine, parts: int) -> Pipeline:

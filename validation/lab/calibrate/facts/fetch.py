@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from tilecast.model.compiled.units.fetch import INSTRUCTION_BYTES
 from tilecast.validation.lab.calibrate.facts.rule import Found, Rule, Table, spread
 from tilecast.validation.lab.calibrate.store import Row
 
-_INSTRUCTION_BYTES = 16
 #: Cycles an instruction up to which code counts as fetched for nothing, and as held by the second cache.
 _FREE, _HELD = 1.1, 2.6
 #: Cycles between the two clocks of sync/one_way that are not the hand-over (machine code: 15 before, 10 after).
@@ -19,7 +19,7 @@ def _lengths(table: Table, sms: str) -> list[tuple[int, Row]]:
     for row in rows:
         params = table.params(row)
         copies = int(str(params["warpgroups"]))
-        sizes.append((int(str(params["instructions"])) * copies * _INSTRUCTION_BYTES, row))
+        sizes.append((int(str(params["instructions"])) * copies * INSTRUCTION_BYTES, row))
     return sorted(sizes, key=lambda pair: pair[0])
 
 
