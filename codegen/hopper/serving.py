@@ -248,7 +248,7 @@ class HopperRunsKernel(HopperServingKernel):
     tile_m: ClassVar[int] = ROWS_E4M3
     runs: ClassVar[bool] = True
     worker_warps: ClassVar[tuple[int, ...]] = (1,)
-    last_constants: ClassVar[tuple[str, ...]] = ("DIRECT", "ROWS", "HELD")
+    last_constants: ClassVar[tuple[str, ...]] = ("DIRECT", "MOST")
     #: Rows of a tile that programs keep of what they have, where no sequence has more.
     few_held: ClassVar[int] = ROWS_HELD
     #: Rows that they keep, by name.
@@ -310,8 +310,13 @@ class HopperRunsKernel(HopperServingKernel):
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """Numbers that vary from call to call."""
-        return (*_NUMBERS, "sms")
+        """Numbers that vary from call to call: not the rows of a slot, by which addresses of a merge are constants apart."""
+        return (*(name for name in _NUMBERS if name != "slot_rows"), "sms")
+
+    @property
+    def scratch_fields(self) -> str:
+        """What programs know of where splits leave what they have."""
+        return " ".join(("partials", "arrived", *_SCRATCH))
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +324,6 @@ class HopperRunsE4m3Kernel(HopperRunsKernel):
     """The same for caches that hold e4m3 bytes."""
 
     narrow: ClassVar[bool] = True
-    last_constants: ClassVar[tuple[str, ...]] = ("DIRECT", "ROWS")
     held: ClassVar[str] = "TILE_M"
 
 

@@ -49,7 +49,8 @@ MOST_ITEMS = gl.constexpr(132)  # splits of a sequence times key heads, unless t
 # of groups, which changes no bit.
 FOLD, FOLD_LOG2 = gl.constexpr(4), gl.constexpr(2)
 MERGED = gl.constexpr(16)  # splits that are merged at a time
-FEW_MERGED, MANY_MERGED = 4, 8  # rows that are merged at a time where no sequence has more, and otherwise
+SLOT_ROWS = 4, 8, TILE_M.value  # of a slot: the fewest that hold what a sequence has at most
+MANY_MERGED = gl.constexpr(8)  # rows that are merged at a time, or those of a slot
 FEW_PLANNED, MANY_PLANNED = 32, 128  # sequences that a program looks at together to find its work
 FAR = gl.constexpr(1 << 29)  # more keys than a sequence has, more pages than a pool
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # finite, so that a row that saw no key yet never computes inf - inf
@@ -122,7 +123,7 @@ Rows = namedtuple(
     "Rows",
     "q out lse sinks k_scales v_scales stride_qb stride_qs stride_qh stride_ob stride_os stride_oh stride_lb stride_ls stride_lh stride_kb stride_kg stride_vb stride_vg scale_log2 cap_log2",
 )
-Scratch = namedtuple("Scratch", "partials arrived counters split_bound slot_rows split_tiles")
+Scratch = namedtuple("Scratch", "partials arrived split_bound slot_rows split_tiles")
 # Blocks on their way through shared memory: number n lies in slot n % SLOTS; a lap flips the barriers' phase.  The same memory
 # as tiles of TILE_N keys, which are read, and as boxes of a page or a part of it, which are copied; what warps have made.
 Ring = namedtuple("Ring", "k k_boxes v v_boxes full empty parts stats sums")
@@ -840,7 +841,7 @@ def normal(row_max, row_sum, head, there, rows):
 @gluon.jit
 def tile_of(scratch, item, batch):
     """Number of an item's tile among those that are split."""
-    return (item.b.to(gl.int64) * batch.heads_kv + item.head_kv) * scratch.split_tiles + item.tile
+    return (item.b * batch.heads_kv + item.head_kv) * scratch.split_tiles + item.tile
 
 
 @gluon.jit
@@ -852,11 +853,9 @@ def first_slot(scratch, item, batch):
 
 
 @gluon.jit
-def sums_of(scratch, slot):
-    """Where the maxima of the rows of a slot are; the sums follow."""
-    groups = (scratch.split_bound + MERGED - 1) // MERGED
-    slots = gl.to_tensor(scratch.counters).to(gl.int64) * (scratch.split_bound + groups)
-    return scratch.partials + (slots * V_PIECES * COLUMNS + slot * 2) * scratch.slot_rows
+def part_of(scratch, slot):
+    """Where O of a slot's rows is; their maxima follow it, and their sums those."""
+    return scratch.partials + slot.to(gl.int64) * (scratch.slot_rows * (V_PIECES * COLUMNS + 2))
 
 
 @gluon.jit
@@ -873,10 +872,10 @@ def arrived_last(scratch, counter, count):
 def keep(scratch, slot, state, row, there):
     """Leave the state of some rows of a tile in a slot."""
     row_max, row_sum, o = state
-    sums = sums_of(scratch, slot)
+    at = part_of(scratch, slot)
+    sums = at + scratch.slot_rows * (V_PIECES * COLUMNS)
     gl.store(sums + row, row_max, mask=there)
     gl.store(sums + (scratch.slot_rows + row), row_sum, mask=there)
-    at = scratch.partials + slot * scratch.slot_rows * (V_PIECES * COLUMNS)
     across: gl.constexpr = gl.SliceLayout(1, o[0].type.layout)
     rows = gl.convert_layout(row, across) * (V_PIECES * COLUMNS)
     there = gl.convert_layout(there, across)
@@ -914,14 +913,11 @@ def finish(state, row, there, item, batch, rows, ONE: gl.constexpr):
 def merged(scratch, slot, count, run, row, rows_there, ROWS: gl.constexpr):
     """The state of ROWS rows of ``count`` splits from the slots of their runs' first ones, added up as one run would."""
     mine = row + gl.arange(0, ROWS, layout=MERGING_ROWS)
-    sums = sums_of(scratch, slot) + mine
+    first = part_of(scratch, slot)
+    sums = first + (scratch.slot_rows * (V_PIECES * COLUMNS) + mine)
     columns = gl.arange(0, V_PIECES * COLUMNS, layout=gl.SliceLayout(0, MERGING))
-    at = (
-        scratch.partials
-        + slot * scratch.slot_rows * (V_PIECES * COLUMNS)
-        + (mine[:, None] * (V_PIECES * COLUMNS) + columns[None, :])
-    )
-    step = scratch.slot_rows * (V_PIECES * COLUMNS)
+    at = first + (mine[:, None] * (V_PIECES * COLUMNS) + columns[None, :])
+    step: gl.constexpr = scratch.slot_rows * (V_PIECES * COLUMNS + 2)
     states = ()
     for i in gl.static_range(MERGED):
         there = (mine < rows_there) & (i < count) & (i & (1 << run) - 1 == 0)
@@ -929,7 +925,7 @@ def merged(scratch, slot, count, run, row, rows_there, ROWS: gl.constexpr):
         split_max = gl.load(sums, mask=there, other=LOWEST, cache_modifier=".cg")
         split_sum = gl.load(sums + scratch.slot_rows, mask=there, other=0.0, cache_modifier=".cg")
         part = gl.load(at, mask=there[:, None], other=0.0, cache_modifier=".cg")
-        sums += 2 * scratch.slot_rows
+        sums += step
         at += step
         states = states + ((split_max, split_sum, (part,)),)
     found = states[0]
@@ -952,8 +948,9 @@ def merge(scratch, item, batch, rows, ONE: gl.constexpr, ROWS: gl.constexpr):
     count = gl.minimum(item.q_len * batch.group - item.tile * TILE_M, TILE_M)
     group, groups = item.split // MERGED, (item.splits + MERGED - 1) // MERGED
     members = gl.minimum(item.splits - group * MERGED, MERGED)
+    end = ROWS if scratch.slot_rows == ROWS else count  # so that one turn is no loop
     if arrived_last(scratch, counter + 1 + group, members + (1 << item.run) - 1 >> item.run):
-        for row in range(0, count, ROWS):
+        for row in range(0, end, ROWS):
             mine = row + gl.arange(0, ROWS, layout=MERGING_ROWS)
             state = merged(scratch, slot + group * MERGED, members, item.run, row, count, ROWS)
             if groups > 1:
@@ -963,7 +960,7 @@ def merge(scratch, item, batch, rows, ONE: gl.constexpr, ROWS: gl.constexpr):
         if groups > 1:
             meet()  # all threads have stored before one of them says so
             if arrived_last(scratch, counter, groups):
-                for row in range(0, count, ROWS):
+                for row in range(0, end, ROWS):
                     mine = row + gl.arange(0, ROWS, layout=MERGING_ROWS)
                     state = merged(scratch, slot + scratch.split_bound, groups, 0, row, count, ROWS)
                     finish(state, mine, mine < count, item, batch, rows, ONE)
@@ -1160,7 +1157,6 @@ def attend_role(
         "rows_min",
         "rows_max",
         "split_bound",
-        "slot_rows",
         "split_tiles",
         "sms",
     ]
@@ -1168,9 +1164,9 @@ def attend_role(
 def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table, slots, k_scales, v_scales, partials,
               arrived, stride_qb, stride_qs, stride_qh, stride_ob, stride_os, stride_oh, stride_lb, stride_ls,
               stride_lh, stride_table, stride_kb, stride_kg, stride_vb, stride_vg, count, heads_kv, group, seqlen_q,
-              seqlen_k, split_bits, split_log2, left, right, rows_min, rows_max, split_bound, slot_rows, split_tiles,
-              sms, scale_log2, cap_log2, PAGE: gl.constexpr, CAPPED: gl.constexpr, ONE: gl.constexpr, PLANNED:
-              gl.constexpr, DIRECT: gl.constexpr, ROWS: gl.constexpr, BESIDE: gl.constexpr):  # fmt: skip
+              seqlen_k, split_bits, split_log2, left, right, rows_min, rows_max, split_bound, split_tiles, sms,
+              scale_log2, cap_log2, PAGE: gl.constexpr, CAPPED: gl.constexpr, ONE: gl.constexpr, PLANNED: gl.constexpr,
+              DIRECT: gl.constexpr, MOST: gl.constexpr, BESIDE: gl.constexpr):  # fmt: skip
     """Allocate, set up the barriers, and start the roles: of DIRECT launches a program has the item with its number, if there is one,
     otherwise takes items of the batch until there are none."""
     if BESIDE % 2 == 1:
@@ -1221,7 +1217,8 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
         scale_log2,
         cap_log2,
     )
-    scratch = Scratch(partials, arrived, count * heads_kv * split_tiles, split_bound, slot_rows, split_tiles)
+    scratch = Scratch(partials, arrived, split_bound, MOST, split_tiles)
+    ROWS: gl.constexpr = MOST if MOST < MANY_MERGED else MANY_MERGED
     in_flight: gl.constexpr = SLOTS if DIRECT else DEALT_SLOTS
     k, k_boxes = allocate_blocks(k_desc, QK_PIECES, in_flight)
     v, v_boxes = allocate_blocks(v_desc, V_PIECES, in_flight)
@@ -1264,7 +1261,7 @@ def scratch(batch, heads_kv, group, seqlen_q, seqlen_k, sms):
     # Splits, and groups of them that are merged first; a counter for each group, and one for all; two for items.
     splits = _split_bound(seqlen_k, heads_kv)
     groups = -(-splits // MERGED.value)
-    slots = tiles * (splits + groups) * min(TILE_M.value, seqlen_q * group)
+    slots = tiles * (splits + groups) * _slot_rows(seqlen_q * group)
     return max(1, slots * 130), tiles * (groups + 1) + 2
 
 
@@ -1276,6 +1273,11 @@ def _split_limit(heads_kv):
 def _split_keys(heads_kv):
     """Keys of a split: sequences of many key heads are work enough in fewer."""
     return SPLIT_OF_MANY if heads_kv >= MANY_HEADS else SPLIT
+
+
+def _slot_rows(most):
+    """Rows of the slots of sequences of `most` rows."""
+    return next((rows for rows in SLOT_ROWS if most <= rows), SLOT_ROWS[-1])
 
 
 def _split_tiles(seqlen_q, group):
@@ -1339,15 +1341,14 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
         *(n // 8 for n in (*q_strides, *out_strides)),
         *lse_strides, 0 if table is None else table.stride(0), 
         *(n for x in (k_scales, v_scales) for n in ((0, 0) if x is None else x.stride())), batch, heads_kv, group, seqlen_q, min(seqlen_k, FAR.value, FAR.value if table is None else table.shape[1] * page), _split_limit(heads_kv).bit_length() - 1, _split_keys(heads_kv).bit_length() - 1, left, right,
-        max(rows[0], 1), min(rows[1], FAR.value), splits, min(tile_m, seqlen_q * group), _split_tiles(seqlen_q, group), sms,
+        max(rows[0], 1), min(rows[1], FAR.value), splits, _split_tiles(seqlen_q, group), sms,
     )  # fmt: skip
     # Where no launch of these extents has more splits than there are programs at once, each has a program of its own.
     one = seqlen_q == 1 and group <= tile_m
     alone = seqlen_q * group <= tile_m
     direct, runs = int(alone and batch * heads_kv * splits <= PROGRAMS * sms), splits
     planned = FEW_PLANNED if direct or batch <= FEW_PLANNED else MANY_PLANNED
-    most = seqlen_q * group
-    flags = page, capped, one, planned, direct, FEW_MERGED if most <= FEW_MERGED else MANY_MERGED, beside
+    flags = page, capped, one, planned, direct, _slot_rows(seqlen_q * group), beside
     return (heads_kv, runs, batch) if direct else (max(1, min(items, sms)), 1, 1), arguments, flags
 
 
