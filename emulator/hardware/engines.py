@@ -24,7 +24,7 @@ from tilecast.emulator.trace import Commit as CommitEvent
 from tilecast.emulator.trace import CopyIssue, Event
 from tilecast.emulator.values import legal
 from tilecast.emulator.values.dtypes import Dtype
-from tilecast.emulator.values.products import matrix_product, wide
+from tilecast.emulator.values.products import accumulated, matrix_product, wide
 from tilecast.emulator.values.tensors import Tensor
 
 
@@ -380,6 +380,10 @@ def _reaches(program: Engines, by: int, cta: int, descs: Sequence[Shared]) -> bo
     return False
 
 
+#: Of a row of A that an instruction of wgmma multiplies: 16 numbers of 16 bits.
+INSTRUCTION_BITS = 256
+
+
 class Wgmma:
     """warpgroup_mma: registers that the tensor core writes; A from shared memory or registers, B from shared memory."""
 
@@ -413,9 +417,9 @@ class Wgmma:
         self._read(self.b, access)
         a = operand_values(self.a) if isinstance(self.a, Shared) else self.a.astype(np.float32)
         with np.errstate(all="ignore"):
-            product = matrix_product(a, operand_values(self.b))
             before = self.acc.result if isinstance(self.acc, Wgmma) else self.acc
-            self.result = before + product if self.use_acc else product
+            step = INSTRUCTION_BITS // self.b.dtype.bits
+            self.result = accumulated(before if self.use_acc else None, a, operand_values(self.b), step)
             if self.program.session.watcher is not None:
                 self.program.session.watcher.multiplied(self, self.a, self.result)
         self.done = True

@@ -21,6 +21,17 @@ def matrix_product(a: Any, b: Any) -> Any:
     return np.matmul(a, b, dtype=np.float64).astype(np.float32)
 
 
+def accumulated(before: Any, a: Any, b: Any, step: int) -> Any:
+    """before + a b as float32, (m, n), added up as instructions of ``step`` terms do, one after the other; ``before`` None is zeros.
+
+    So a product has the same bits in one call and in several that follow each other.
+    """
+    for first in range(0, a.shape[1], step):
+        product = matrix_product(a[:, first : first + step], b[first : first + step])
+        before = product if before is None else before + product
+    return before
+
+
 def wide(values: Any) -> Any:
     """Operands as float32; of 8 bits looked up, which takes a third of the time that a conversion of each takes."""
     if values.dtype.itemsize != _SHORT:

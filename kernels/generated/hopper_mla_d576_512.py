@@ -1072,6 +1072,31 @@ def added(o, at, count, before, after):
 
 
 @gluon.jit
+def quarters_of(s):
+    """Scores of a quarter of a block's keys each."""
+    parts = (s,)
+    for _ in gl.static_range(2):
+        halves = ()
+        for i in gl.static_range(len(parts)):
+            low, high = gl.split(gl.permute(gl.reshape(parts[i], [TILE_M, 2, parts[i].shape[1] // 2]), [0, 2, 1]))
+            halves = halves + (low, high)
+        parts = halves
+    return parts
+
+
+@gluon.jit
+def of_quarters(parts):
+    """P of a block of its quarters."""
+    for _ in gl.static_range(2):
+        pairs = ()
+        for i in gl.static_range(len(parts) // 2):
+            both = gl.permute(gl.join(parts[2 * i], parts[2 * i + 1]), [0, 2, 1])
+            pairs = pairs + (gl.reshape(both, [TILE_M, 2 * parts[0].shape[1]]),)
+        parts = pairs
+    return gl.convert_layout(parts[0], SCORES)
+
+
+@gluon.jit
 def attend(
     items,
     turn,
@@ -1125,16 +1150,24 @@ def attend(
         MOVE, "=f,=f,f,f,f,f,f,f", [grown, row_max, 8.0], dtype=gl.float32, is_pure=False, pack=2
     )
     correction = mufu_exp2(row_max - new_max)
-    p = mufu_exp2(s * factor - new_max[:, None])
-    sums = partial_sums(p)
-    row_sums = row_sums * gl.convert_layout(correction, gl.SliceLayout(1, row_sums.type.layout))[:, None] + sums
-    p = p.to(link.p.dtype)
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=2)
     if key + TILE_N > item.k_len:
         clear_rows(ring, n, item.k_len - key, 0)
     if some_moved():
         o = o * gl.convert_layout(correction, ROWS_OF_O)[:, None]
-    o = warpgroup_mma(gl.convert_layout(p, operand), ring.halves.index(slot_of(ring, n) * 2), o, is_async=True)
+    # A quarter of the keys at a time: exponentials of the next are made while one is multiplied.
+    parts, done = quarters_of(s), ()
+    values = ring.halves.index(slot_of(ring, n) * 2)
+    for i in gl.static_range(4):
+        reference = gl.convert_layout(new_max, gl.SliceLayout(1, parts[i].type.layout))[:, None]
+        part = mufu_exp2(parts[i] * factor - reference)
+        done = done + (part,)
+        a = gl.convert_layout(part.to(link.p.dtype), operand)
+        o = warpgroup_mma(a, values.slice(16 * i, 16), o, is_async=True)
+    p = of_quarters(done)
+    sums = partial_sums(p)
+    row_sums = row_sums * gl.convert_layout(correction, gl.SliceLayout(1, row_sums.type.layout))[:, None] + sums
+    p = p.to(link.p.dtype)
     wait_empty(link.taken, m)
     link.factors.index(0).store(correction)
     link.p.store(p)

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tilecast.emulator.values.products import matrix_product, wide
+from tilecast.emulator.values.products import accumulated, matrix_product, wide
 
 
 @pytest.mark.parametrize("kind", (np.float16, np.float32))
@@ -36,3 +36,14 @@ def test_operands_are_widened_exactly(kind: type) -> None:
     values = np.arange(256, dtype=np.uint8).view(kind).reshape(-1, 4)[:, ::2]
     assert wide(values).dtype == np.float32
     assert np.array_equal(wide(values), values.astype(np.float32), equal_nan=True)
+
+
+def test_a_product_in_two_calls_has_the_bits_of_one() -> None:
+    """A kernel may multiply half of a block's keys while the weights of the others are made."""
+    draw = np.random.default_rng(5)
+    a, b, before = (draw.standard_normal(shape).astype(np.float32) for shape in ((64, 64), (64, 32), (64, 32)))
+    whole = accumulated(before, a, b, 16)
+    assert np.array_equal(accumulated(accumulated(before, a[:, :32], b[:32], 16), a[:, 32:], b[32:], 16), whole)
+    assert np.array_equal(accumulated(None, a[:, :16], b[:16], 16), matrix_product(a[:, :16], b[:16]))
+    assert not np.array_equal(before + matrix_product(a, b), whole)  # once, as no tensor core does it
+    np.testing.assert_allclose(whole, before + a @ b, rtol=1e-5, atol=1e-5)
