@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections.abc import Iterable, Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 from tilecast.base.data import LOOP_TARGETS, LOOPS
@@ -29,9 +30,9 @@ from tilecast.model.compiled.loops.shelf import (
     forget,
     loop_of,
     loops_at_hand,
-    own_kept,
     own_loops,
     shelf_text,
+    shelved,
 )
 from tilecast.model.families import find_family, native_family, parse_variant
 from tilecast.model.kernel.header import without_header
@@ -130,10 +131,13 @@ def make(job: Wanted) -> KeptLoop:
 
 
 def write(path: Path = LOOPS, workers: int = 0, progress: Progress = silent) -> int:
-    """Write the file of loops with the compiler at hand, by ``workers`` processes (0: one a core); returns how many.
+    """Write the file of loops with the compiler that made it, by ``workers`` processes (0: one a core); returns how many.
 
-    What is at hand from the same source and compiler is not compiled again.
+    What is at hand from the same source and compiler is not compiled again.  Raises CompileError, and writes nothing, where another
+    compiler made the file than is installed, or none is: all loops would be compiled again, and no longer be those that forecasts
+    were judged by.  Where there is no file any compiler makes it.
     """
+    _same_compiler(path)
     jobs = list(wanted())
     known = [_at_hand(job) for job in jobs]
     missing = [job for job, loop in zip(jobs, known, strict=True) if loop is None]
@@ -141,6 +145,20 @@ def write(path: Path = LOOPS, workers: int = 0, progress: Progress = silent) -> 
     loops = [*made, *(loop for loop in known if loop is not None)]
     write_text_atomically(path, shelf_text(loops))
     return len(loops)
+
+
+def _same_compiler(path: Path) -> None:
+    """CompileError where the loops in ``path`` are of another compiler than the one installed."""
+    made_by = sorted({loop.code.compiler for loop in shelved(path)})
+    try:
+        installed = compiler_name()
+    except PackageNotFoundError:
+        installed = "none"
+    if made_by and made_by != [installed]:
+        raise CompileError(
+            f"{path}: cannot write its loops with another compiler: expected {' and '.join(made_by)}, which made them, got {installed}: "
+            f"put {' or '.join(made_by)} first on PYTHONPATH, or remove the file to have all of them compiled anew"
+        )
 
 
 def _at_hand(job: Wanted) -> KeptLoop | None:
@@ -177,6 +195,6 @@ def add(
     path = own_loops()
     if made:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(path, shelf_text([*own_kept(), *made]))
+        write_text_atomically(path, shelf_text([*shelved(path), *made]))
         forget()
     return made, len(variants) - len(jobs), path

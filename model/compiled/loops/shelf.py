@@ -162,9 +162,8 @@ def _kept(line: _Line) -> list[KeptLoop]:
     return [KeptLoop(*both) for both in zip(hashes, codes, strict=True)]
 
 
-def own_kept() -> list[KeptLoop]:
-    """The loops of the user's file."""
-    path = own_loops()
+def shelved(path: Path) -> list[KeptLoop]:
+    """The loops of a file, none where there is no file; CodeError for one that is something else."""
     return [loop for _, line in _read(path) for loop in _kept(line)] if path.is_file() else []
 
 

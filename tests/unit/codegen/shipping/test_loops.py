@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tilecast.cli.entry import verbs
+from tilecast.base.progress import silent
+from tilecast.cli.entry import run, verbs
 from tilecast.codegen.compiler.compile import CompileError
 from tilecast.codegen.compiler.profile import Profile
 from tilecast.codegen.shipping import loops
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.compiled.loops import shelf
-from tilecast.model.compiled.loops.shelf import kept_loop, loop_of, loops_at_hand, shelf_text
+from tilecast.model.compiled.loops.shelf import KeptLoop, kept_loop, loop_of, loops_at_hand, shelf_text
 from tilecast.model.families import parse_variant
 from tilecast.model.forecast.answer import COMPILED
 from tilecast.model.forecast.predict import predict
@@ -68,11 +69,44 @@ def test_ship_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     kept = next(iter(loops_at_hand(work, H200).values()))
     monkeypatch.setattr(loops, "wanted", lambda: iter([(work, parse_variant(kept.code.variant))]))
     monkeypatch.setattr(loops, "make", lambda job: kept)
-    monkeypatch.setattr(loops.write, "__defaults__", (tmp_path / "loops.txt", 1, loops.silent))
+    monkeypatch.setattr(loops.write, "__defaults__", (tmp_path / "loops.txt", 1, silent))
     found = CliRunner().invoke(verbs(), ["ship", "--loops"])
     assert found.exit_code == 0, found.output
     assert "wrote 1 loops" in found.output
     assert (tmp_path / "loops.txt").read_text(encoding="utf-8") == shelf_text([kept])
+
+
+def test_ship_refuses_another_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would compile every loop again, for half an hour, and leave others than forecasts were judged by."""
+    work = loops.problem("bf16", (128, 128), "none")
+    kept = next(iter(loops_at_hand(work, H200).values()))
+    path = tmp_path / "loops.txt"
+    compiled: list[loops.Wanted] = []
+    path.write_text(shelf_text([kept]), encoding="utf-8")
+    monkeypatch.setattr(loops, "wanted", lambda: iter([(work, parse_variant(kept.code.variant))]))
+
+    def make(job: loops.Wanted) -> KeptLoop:
+        compiled.append(job)
+        return kept
+
+    monkeypatch.setattr(loops, "make", make)
+    monkeypatch.setattr(loops.write, "__defaults__", (path, 1, silent))
+    monkeypatch.setattr(loops, "compiler_name", lambda: "triton 3.9.0")
+    with pytest.raises(SystemExit) as stopped:
+        run(["ship", "--loops"])
+    assert stopped.value.code == 2 and not compiled and path.read_text(encoding="utf-8") == shelf_text([kept])
+    assert capsys.readouterr().err == (
+        f"tilecast: {path}: cannot write its loops with another compiler: expected triton 3.6.0, which made them, got triton 3.9.0: put "
+        "triton 3.6.0 first on PYTHONPATH, or remove the file to have all of them compiled anew\n"
+    )
+    # With the compiler that made them, and where there is no file, loops are made.
+    monkeypatch.setattr(loops, "compiler_name", lambda: "triton 3.6.0")
+    assert CliRunner().invoke(verbs(), ["ship", "--loops"]).exit_code == 0
+    path.unlink()
+    monkeypatch.setattr(loops, "compiler_name", lambda: "triton 3.9.0")
+    assert CliRunner().invoke(verbs(), ["ship", "--loops"]).exit_code == 0
 
 
 @pytest.fixture
