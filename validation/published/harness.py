@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tilecast.model.chip.evaluate import REGIMES
 from tilecast.model.machine.machine import Machine
 
-#: The clock of a row by its harness: that of a short run where nothing is known of either.
+#: The clock of a row by how long its harness keeps launching (`clock_of`).
 RUN = "run"
 CLOCKS = (*REGIMES, RUN)
 

@@ -31,7 +31,8 @@ def report_text(report: PublishedReport, with_rows: bool = False, *others: Publi
         f"Predicted against {len(report.rows)} published forward rows, {_clock(report)} "
         f"(locked, and the board's power, where the source says so); rank correlation (Kendall) {report.tau:.3f}",
         "No constant was fitted on these rows.",
-        "The forecast of a row is that for as long as its harness keeps launching, as a short run where source or board does not say.",
+        "Each row is forecast for as long as its harness keeps launching: one launch where its source does not say, "
+        "the short clock where the board's reaction time is not known.",
         *_levels(report),
         "",
     ]
