@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tilecast.base.text_file import read_text
 
@@ -28,9 +29,17 @@ def numbered_rows(path: str | Path, what: str, error: type[Exception]) -> tuple[
         raise error(f"{path}: cannot read {what}: {failure}") from None
 
 
+def miscounted(row: Mapping[Any, Any]) -> str:
+    """What is wrong with a row that has more or fewer fields than the header ("expected 4 fields, got 3"); "" where nothing is."""
+    # `csv.DictReader` keeps fields beyond the header under None and gives None to columns that the row does not reach.
+    columns = [name for name in row if name is not None]
+    found = sum(row[name] is not None for name in columns) + len(row.get(None, ()))
+    return "" if found == len(columns) else f"expected {len(columns)} fields, got {found}"
+
+
 def check_whole(path: Path, rows: Sequence[Row], error: type[Exception]) -> None:
     """``error`` with the line of the first row that has more or fewer fields than the header."""
     for number, row in enumerate(rows, 2):
-        if None in row or None in row.values():
-            fields = sum(name is not None for name in rows[0])
-            raise error(f"{path}: line {number}: expected {fields} fields")
+        wrong = miscounted(row)
+        if wrong:
+            raise error(f"{path}: line {number}: {wrong}")

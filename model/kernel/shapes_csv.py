@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tilecast.base.csv_file import numbered_rows
+from tilecast.base.csv_file import miscounted, numbered_rows
 from tilecast.model.kernel.presets import Preset, preset
 from tilecast.model.kernel.workload import Workload, WorkloadError
 
@@ -46,8 +46,8 @@ def read_shapes(path: str | Path) -> list[Workload]:
     for line, row in rows:
         values = {(k or "").strip(): (v or "").strip() if isinstance(v, str) else v for k, v in row.items()}
         try:
-            if None in row or None in row.values():
-                raise WorkloadError(f"expected {len(header)} fields, got a different number")
+            if wrong := miscounted(row):
+                raise WorkloadError(wrong)
             out.append(_workload(values))
         except WorkloadError as error:
             raise WorkloadError(f"{file.name}: row {line}: {_in_columns(str(error))}") from None

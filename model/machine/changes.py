@@ -55,18 +55,18 @@ def facts_named(name: str, machine: Machine) -> tuple[str, ...]:
     if section:
         rates = [key for key in section if is_rate(key)]
         if not rates:
-            raise MachineError(f"what-if on {machine.name}: '{name}' has no rates: name one of {', '.join(section)}")
+            raise MachineError(f"{machine.name}: '{name}' has no rates: name one of {', '.join(section)}")
         return tuple(rates)
     found = [key for key in machine if key.startswith(word)] if "." in word else []
     if len(found) > 1:
         found = [key for key in found if is_rate(key)] or found
         if not all(is_rate(key) for key in found):
-            raise MachineError(f"what-if on {machine.name}: '{name}' could be {' or '.join(found)}: name one")
+            raise MachineError(f"{machine.name}: '{name}' could be {' or '.join(found)}: name one")
     if found:
         return tuple(found)
     if word in KEYS:
-        raise MachineError(f"what-if on {machine.name}: the machine has no {word} ({KEYS[word].meaning}) to change")
-    raise MachineError(f"what-if on {machine.name}: unknown fact '{name}'{_near(word, machine)}")
+        raise MachineError(f"{machine.name}: the machine has no {word} ({KEYS[word].meaning}) to change")
+    raise MachineError(f"{machine.name}: unknown fact '{name}'{_near(word, machine)}")
 
 
 def _near(word: str, machine: Machine) -> str:
@@ -98,17 +98,19 @@ def change_machine(
         keys = facts_named(name, machine)
         if len(keys) > 1:
             raise MachineError(
-                f"what-if on {machine.name}: '{name}' names {len(keys)} facts: set one of {', '.join(keys)}, or scale them together"
+                f"{machine.name}: '{name}' names {len(keys)} facts: set one of {', '.join(keys)}, or scale them together"
             )
         _put(machine, values, keys, (number,))
     for name, value in (scales or {}).items():
         factor = _number(machine, name, value)
         if factor <= 0:
-            raise MachineError(f"what-if on {machine.name}: '{name}' takes a factor above 0, got {factor:g}")
+            raise MachineError(f"{machine.name}: '{name}' takes a factor above 0, got {factor:g}")
         keys = facts_named(name, machine)
         _put(machine, values, keys, tuple(machine[key] * factor for key in keys))
     if not values:
-        raise MachineError(f"what-if on {machine.name}: nothing to change: set or scale at least one fact")
+        raise MachineError(
+            f"{machine.name}: nothing to change: set (--set mufu.ex2=32) or scale (--scale smem=2) at least one fact"
+        )
     changed = machine.with_facts(values)
     moved = tuple(Change(key, KEYS[key].unit, machine[key], changed[key]) for key in values)
     return changed, moved
@@ -116,17 +118,17 @@ def change_machine(
 
 def _number(machine: Machine, name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise MachineError(f"what-if on {machine.name}: '{name}' takes a finite number, got {value}")
+        raise MachineError(f"{machine.name}: '{name}' takes a finite number, got {value}")
     return float(value)
 
 
 def _put(machine: Machine, values: dict[str, float], keys: Iterable[str], new: Iterable[float]) -> None:
     for key, value in zip(keys, new, strict=True):
         if key in values:
-            raise MachineError(f"what-if on {machine.name}: {key} is changed twice")
+            raise MachineError(f"{machine.name}: {key} is changed twice")
         unit = KEYS[key].unit
         if unit in WHOLE_UNITS and value != int(value):
-            raise MachineError(f"what-if on {machine.name}: {key} takes a whole number ({unit}), got {value:g}")
+            raise MachineError(f"{machine.name}: {key} takes a whole number ({unit}), got {value:g}")
         values[key] = value
 
 

@@ -97,14 +97,13 @@ class Machine:
         """The machine with some values changed (what-if); raises MachineError for unknown keys and bad values."""
         facts = dict(self.facts)
         for key, value in changes.items():
-            where = f"what-if on {self.name}"
             entry = {
                 "value": value,
                 "unit": KEYS[key].unit if key in KEYS else "",
                 "kind": "what-if",
                 "source": "what-if",
             }
-            check_fact(where, key, entry)
+            check_fact(self.name, key, entry)
             facts[key] = Fact(float(value), KEYS[key].unit, "what-if", f"changed from {self.get(key, 0.0):g}")
         return replace(self, facts=facts)
 

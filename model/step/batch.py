@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from tilecast.base.csv_file import numbered_rows
+from tilecast.base.csv_file import miscounted, numbered_rows
 from tilecast.model.kernel.workload import Workload, WorkloadError
 
 #: Columns of a file of lengths: queries, keys, and how many sequences have them.
@@ -214,8 +214,8 @@ def _check_header(header: list[str], name: str) -> None:
 
 
 def _row(row: dict[Any, Any], already: int) -> list[tuple[int, int]]:
-    if None in row or None in row.values():
-        raise WorkloadError("expected as many fields as the header has, got a different number")
+    if wrong := miscounted(row):
+        raise WorkloadError(wrong)
     values = {name.strip(): text.strip() for name, text in row.items()}
     queries, keys, count = (_whole(values, column) for column in COLUMNS)
     return _times((queries, keys), count, already)

@@ -105,11 +105,37 @@ def _code(arguments: list[str] | None) -> int:
             sys.exit(130)
         if message is None:
             raise
+        wrong = _refused_value(error)
+        if wrong:
+            _fail(wrong)
         if type(error).__name__ == "NoArgsIsHelpError":
             print(message())
             sys.exit(2)
         _fail(message())
     return code if isinstance(code, int) else 0
+
+
+#: Kinds of values that typer refuses itself (pydantic's names), in the words of tilecast's own refusals.
+_EXPECTED = {"int_parsing": "a whole number", "int_from_float": "a whole number", "float_parsing": "a number"}
+_LIMITS = {"greater_than_equal": ("ge", "at least"), "greater_than": ("gt", "above"),
+           "less_than_equal": ("le", "at most"), "less_than": ("lt", "below")}  # fmt: skip
+
+
+def _refused_value(error: Exception) -> str:
+    """ "--seqlen: expected a whole number, got 'foo'" for an option's value that typer refused; "" for any other error."""
+    options = getattr(getattr(error, "param", None), "opts", [])
+    details: list[Any] = getattr(error.__cause__, "errors", list)()
+    if not options or not details:
+        return ""
+    kind, given = details[0]["type"], details[0]["input"]
+    if kind in _LIMITS:
+        name, words = _LIMITS[kind]
+        expected = f"{words} {details[0]['ctx'][name]:g}"
+    elif kind in _EXPECTED:
+        expected = _EXPECTED[kind]
+    else:
+        return ""
+    return f"{options[-1]}: expected {expected}, got {given if kind in _LIMITS else repr(given)}"
 
 
 def _fail(sentence: str) -> NoReturn:

@@ -30,6 +30,8 @@ OPTION_OF = {
     "batch": "--batch", "heads": "--heads", "heads_q": "--heads", "heads_kv": "--heads-kv", "seqlen_q": "--seqlen",
     "seqlen_k": "--seqlen-k", "head_dim_qk": "--head-dim", "head_dim_v": "--head-dim-v", "dtype": "--dtype",
     "window": "--window", "clock": "--clock", "power": "--power", "step": "--step", "mode": "--mode", "grid": "--grid", "span": "--span",
+    "m": "--m", "n": "--n", "k": "--k", "c_dtype": "--c-dtype", "d_dtype": "--d-dtype", "alpha": "--alpha", "beta": "--beta",
+    "in_place": "--in-place",
 }  # fmt: skip
 #: The level of a forecast that compiles a kernel, beside those of the model.
 _COMPILES = "code"

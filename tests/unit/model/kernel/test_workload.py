@@ -141,7 +141,7 @@ def test_csv_of_shapes(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("heads,seqlen,head_dim\n16,4096,128\n16,x,128\n", "row 3: column 'seqlen': expected a whole number, got 'x'"),
-        ("heads,seqlen,head_dim\n16,4096\n", "row 2: expected 3 fields"),
+        ("heads,seqlen,head_dim\n16,4096\n", "row 2: expected 3 fields, got 2"),
         ("heads,seqlen,head_dim,heads_kv\n10,64,64,3\n", "row 2: column 'heads': 10 query heads do not divide"),
         ("heads,sequence,head_dim\n1,1,1\n", "row 1: .*unknown column 'sequence'"),
         ("heads,seqlen,head_dim\n", "at least one row"),

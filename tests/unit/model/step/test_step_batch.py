@@ -56,7 +56,7 @@ def test_file_of_lengths(tmp_path) -> None:
         ("seqlen_k\n8\nmany\n", "row 3: seqlen_k: expected a whole number, got 'many'"),
         ("seqlen_k,seqlen_q\n8,4\n8,9\n", "row 3: seqlen_k: expected at least the 9 queries"),
         ("seqlen_k,count\n8,0\n", "row 2: count: expected 1 to 65536"),
-        ("seqlen_k,count\n8\n", "row 2: expected as many fields"),
+        ("seqlen_k,count\n8\n", "row 2: expected 2 fields, got 1"),
         ("seqlen_k\n", "expected at least one row of lengths, got none"),
     ],
 )

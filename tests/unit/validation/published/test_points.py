@@ -211,7 +211,7 @@ def test_a_file_that_is_no_such_table_is_refused_in_one_sentence(tmp_path: Path)
         text.replace("heads_kv", "kv_heads"): "expected .*heads_kv.*; got no column heads_kv$",
         text.splitlines()[0] + "\n": "got no rows$",
         "": "got no rows$",
-        text + "FA4C,x\n": "line 3: expected 19 fields$",
+        text + "FA4C,x\n": "line 3: expected 19 fields, got 2$",
     }
     for content, sentence in cases.items():
         path.write_text(content)
