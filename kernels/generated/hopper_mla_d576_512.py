@@ -1072,28 +1072,9 @@ def added(o, at, count, before, after):
 
 
 @gluon.jit
-def quarters_of(s):
-    """Scores of a quarter of a block's keys each."""
-    parts = (s,)
-    for _ in gl.static_range(2):
-        halves = ()
-        for i in gl.static_range(len(parts)):
-            low, high = gl.split(gl.permute(gl.reshape(parts[i], [TILE_M, 2, parts[i].shape[1] // 2]), [0, 2, 1]))
-            halves = halves + (low, high)
-        parts = halves
-    return parts
-
-
-@gluon.jit
-def of_quarters(parts):
-    """P of a block of its quarters."""
-    for _ in gl.static_range(2):
-        pairs = ()
-        for i in gl.static_range(len(parts) // 2):
-            both = gl.permute(gl.join(parts[2 * i], parts[2 * i + 1]), [0, 2, 1])
-            pairs = pairs + (gl.reshape(both, [TILE_M, 2 * parts[0].shape[1]]),)
-        parts = pairs
-    return gl.convert_layout(parts[0], SCORES)
+def halves_of(s):
+    """Scores of the first and of the second half of a block's keys."""
+    return gl.split(gl.permute(gl.reshape(s, [TILE_M, 2, TILE_N // 2]), [0, 2, 1]))
 
 
 @gluon.jit
@@ -1131,8 +1112,6 @@ def attend(
         tile = ring.tail.index(slot * TAIL_PIECES + i).permute((1, 0))
         s = warpgroup_mma(items.q.index(none + V_PIECES + i), tile, s, is_async=True)
     s = warpgroup_mma_wait(0, deps=[s])
-    if key + TILE_N >= item.end:
-        arrive(items.q_empty, turn)
     if CAPPED:
         s = cap_log2 - 2.0 * cap_log2 / (gl.exp2(s * scale_log2) + 1.0)  # cap * tanh(score / cap)
         factor = 1.0
@@ -1144,27 +1123,30 @@ def attend(
             s = gl.where(((keys >= first_key) & (keys <= last_key))[None, :], s, float("-inf"))
         else:
             s = gl.where((keys[None, :] >= first_key[:, None]) & (keys[None, :] <= last_key[:, None]), s, float("-inf"))
-    # The reference of a row only moves when it has to by more than 2^8: O keeps its scale in most blocks.
+    # The reference of a row only moves when it has to by more than 2^8: O keeps its scale in most blocks, so exponentials of half the keys go by the
+    # reference of before while the maxima are found.  Those of the other half are made while the first half is multiplied.
+    first_s, second_s = halves_of(s)
+    across: gl.constexpr = gl.SliceLayout(1, first_s.type.layout)
+    first = mufu_exp2(first_s * factor - gl.convert_layout(row_max, across)[:, None])
     grown = gl.maximum(row_max, gl.max(s, 1) * factor)
     new_max = gl.inline_asm_elementwise(
         MOVE, "=f,=f,f,f,f,f,f,f", [grown, row_max, 8.0], dtype=gl.float32, is_pure=False, pack=2
     )
     correction = mufu_exp2(row_max - new_max)
-    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=2)
+    reference = gl.convert_layout(new_max, across)[:, None]
     if key + TILE_N > item.k_len:
         clear_rows(ring, n, item.k_len - key, 0)
+        meet()  # here, or all blocks would
     if some_moved():
+        first = mufu_exp2(first_s * factor - reference)
         o = o * gl.convert_layout(correction, ROWS_OF_O)[:, None]
-    # A quarter of the keys at a time: exponentials of the next are made while one is multiplied.
-    parts, done = quarters_of(s), ()
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=2)
     values = ring.halves.index(slot_of(ring, n) * 2)
-    for i in gl.static_range(4):
-        reference = gl.convert_layout(new_max, gl.SliceLayout(1, parts[i].type.layout))[:, None]
-        part = mufu_exp2(parts[i] * factor - reference)
-        done = done + (part,)
-        a = gl.convert_layout(part.to(link.p.dtype), operand)
-        o = warpgroup_mma(a, values.slice(16 * i, 16), o, is_async=True)
-    p = of_quarters(done)
+    some: gl.constexpr = TILE_N // 2
+    o = warpgroup_mma(gl.convert_layout(first.to(link.p.dtype), operand), values.slice(0, some), o, is_async=True)
+    second = mufu_exp2(second_s * factor - reference)
+    o = warpgroup_mma(gl.convert_layout(second.to(link.p.dtype), operand), values.slice(some, some), o, is_async=True)
+    p = gl.convert_layout(gl.reshape(gl.permute(gl.join(first, second), [0, 2, 1]), [TILE_M, TILE_N]), SCORES)
     sums = partial_sums(p)
     row_sums = row_sums * gl.convert_layout(correction, gl.SliceLayout(1, row_sums.type.layout))[:, None] + sums
     p = p.to(link.p.dtype)
@@ -1749,6 +1731,8 @@ def attend_item(
             )
             n += 1
             m += 1
+        if number + 1 == piece.to_chunk:
+            arrive(items.q_empty, turn)  # here: in the loop over blocks all of them would meet for it
         row_max, row_sums, o = state
         row_sum = gl.convert_layout(gl.sum(row_sums, 1), SCORE_ROWS)
         if rows.v_scales is not None:
@@ -1761,8 +1745,6 @@ def attend_item(
                     piece, number, row_max, row_sum, o, m, row, count, link, items, batch, scratch
                 )
         total = o
-    if item.begin >= item.end:
-        arrive(items.q_empty, turn)
     if CHAINED:
         if leaves_group(piece):
             hand_over(scratch, 0, 1)
@@ -2083,6 +2065,7 @@ def right_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, ONE: 
             wait(ring.right_full, n)
             if key + TILE_N > item.k_len:
                 clear_rows(ring, n, item.k_len - key, HALF_PIECES)
+                meet()  # here, or all blocks would
             o = warpgroup_mma(link.p, ring.halves.index(slot_of(ring, n) * 2 + 1), o, is_async=True)
             o = warpgroup_mma_wait(0, deps=[o])
             arrive(ring.right_empty, n)
