@@ -30,6 +30,10 @@ _SIZES = ("heads_kv", "group", "inverse", "seqlen_q", "seqlen_k", "window_right"
 #: What is None where keys before a row have no limit, where heads have all columns, where all keys are one block, and where
 #: tiles do not reach far.
 _NONE_OR_NUMBERS = ("window_left", "eighths_qk", "eighths_v", "several", "far")
+#: Columns of V from which on a kernel for one block of keys has a form for many programs, which takes V and O by halves.
+_HALVED_COLUMNS = 256
+#: SMs, and bytes of shared memory of one, that say how many programs are at work at once.
+_SMS, _SHARED_BYTES = 132, 227 << 10
 _NUMBERS = "*(n // 8 for x in (q, k, v, out) for n in x.stride()[:3]), *sizes"
 
 
@@ -47,6 +51,8 @@ class ShortKernel:
     kv_stages: int
     #: Whether heads may have fewer columns, a multiple of 8.
     narrower: bool
+    #: Whether it is for keys of several blocks.
+    several: bool = False
 
     @property
     def columns_qk(self) -> int:
@@ -59,20 +65,53 @@ class ShortKernel:
         return 1 << (self.head_dim_v - 1).bit_length()
 
     @property
+    def halves(self) -> bool:
+        """Whether many programs on one block of keys take V and O by halves: then an SM has three or four in place of two."""
+        return not self.several and self.columns_v >= _HALVED_COLUMNS and self.tile_m >= 64
+
+    @property
+    def fewer_stages(self) -> bool:
+        """Whether many programs on several blocks keep one block less under way: then an SM has two in place of one."""
+        return self.several and 2 * self._shared_bytes > _SHARED_BYTES
+
+    @property
+    def _shared_bytes(self) -> int:
+        """Of Q and the blocks of K and V under way."""
+        return 2 * (self.tile_m * self.columns_qk + self.kv_stages * self.tile_n * (self.columns_qk + self.columns_v))
+
+    @property
+    def _none_or_numbers(self) -> tuple[str, ...]:
+        return (*_NONE_OR_NUMBERS, "many") if self.halves or self.fewer_stages else _NONE_OR_NUMBERS
+
+    @property
     def unspecialized(self) -> str:
         """Numbers that the compiled code must not depend on."""
-        return "[" + ", ".join(f'"{name}"' for name in (*_STRIDES, *_SIZES, *_NONE_OR_NUMBERS)) + "]"
+        return "[" + ", ".join(f'"{name}"' for name in (*_STRIDES, *_SIZES, *self._none_or_numbers)) + "]"
 
     @property
     def signature(self) -> str:
         """The head of the kernel."""
-        names = (*_POINTERS, *_STRIDES, *_SIZES, *_NONE_OR_NUMBERS, "scale_log2")
+        names = (*_POINTERS, *_STRIDES, *_SIZES, *self._none_or_numbers, "scale_log2")
         return in_lines(", ".join(names), "def attention(", "):")
 
     @property
     def host(self) -> Host:
         """The host side."""
         host = Host("window", self.head_dim_qk, self.head_dim_v, (), _NUMBERS, described=False, narrower=self.narrower)
+        many: tuple[str, ...] = ()
+        if self.halves:
+            alone = " and ".join(
+                ("several is None", *("eighths == (None, None)",) * self.narrower, f"programs > {2 * _SMS}")
+            )
+            many = (
+                "# Many programs on one block take V and O by halves, so that an SM has more of them: the same bits.",
+                f"many = programs if {alone} else None",
+            )
+        elif self.fewer_stages:
+            many = (
+                "# Many programs keep a block less under way, so that an SM has two of them: the same bits.",
+                f"many = programs if programs > {_SMS} else None",
+            )
         lines = (
             *WINDOW_STATEMENTS,
             "group = heads_q // heads_kv",
@@ -84,7 +123,9 @@ class ShortKernel:
             "reach = (group * x.stride(1) + tall * x.stride(2) for x in (q, out))",
             "far = 1 if max(*reach, *(seqlen_k * x.stride(2) for x in (k, v))) >= 2**31 or group > 16384 else None",
             "left = window_left if window_left < no_limit else None",
-            "sizes = (heads_kv, group, -(-(1 << 30) // group), seqlen_q, seqlen_k, window_right, left, *eighths, several, far)",
+            *many,
+            "sizes = (heads_kv, group, -(-(1 << 30) // group), seqlen_q, seqlen_k, window_right, left, *eighths, several, far"
+            f"{', many' * bool(many)})",
         )
         return replace(host, statements=lines)
 
@@ -137,4 +178,5 @@ def context(variant: Fa2Variant, workload: Workload, narrower: bool = False) -> 
         warps=variant.warps,
         kv_stages=variant.kv_stages,
         narrower=narrower,
+        several=workload.seqlen_k > variant.tile_n,
     )

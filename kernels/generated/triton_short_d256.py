@@ -69,6 +69,33 @@ def attend(q, kv, key, last, first_key, last_key, scale_log2, state):
 
 
 @triton.jit
+def attend_by_halves(q, kv, last, first_key, last_key, scale_log2, out_ptr, out_rows, valid):
+    """Take in the only block of keys and write its rows: as `attend`, bit for bit, but half of the columns of V and O at a time.
+
+    Their registers and shared memory leave an SM more programs; V waits for S, which few programs would feel.
+    """
+    k_ptr, v_ptr, stride_ks, stride_vs, eighths_qk, eighths_v = kv
+    keys = tl.arange(0, TILE_N)
+    there = tl.minimum(keys, last)
+    k = load_rows(k_ptr, there * stride_ks, eighths_qk, QK_COLUMNS)
+    s = tl.dot(q, k.T)
+    seen = keys[None, :] <= last_key[:, None]
+    if first_key is not None:
+        seen = seen & (keys[None, :] >= first_key[:, None])
+    s = tl.where(seen, s, float("-inf"))
+    row_max = tl.maximum(tl.max(s, 1) * scale_log2, LOWEST)
+    p = tl.math.exp2(s * scale_log2 - row_max[:, None])
+    row_sum = tl.sum(p, 1)
+    HALF: tl.constexpr = V_COLUMNS // 2
+    for half in tl.static_range(2):
+        v = load_rows(v_ptr + half * HALF, there * stride_vs, None, HALF)
+        o = tl.dot(p.to(v.dtype), v)
+        out = tl.where((row_sum == 0.0)[:, None], 0.0, o * (1.0 / row_sum)[:, None]).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + (out_rows[:, None] + (tl.arange(0, HALF) + half * HALF)[None, :]), out, mask=valid[:, None])
+    return row_max, row_sum
+
+
+@triton.jit
 def in_elements(stride, far):
     """A stride in units of 16 bytes in elements; 64 bits where tiles or keys reach as `far`."""
     return stride * 8 if far is None else tl.cast(stride, tl.int64) * 8
@@ -100,11 +127,12 @@ def in_elements(stride, far):
         "eighths_v",
         "several",
         "far",
+        "many",
     ]
 )
 def attention(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks,
               stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, heads_kv, group, inverse, seqlen_q,
-              seqlen_k, window_right, window_left, eighths_qk, eighths_v, several, far, scale_log2):  # fmt: skip
+              seqlen_k, window_right, window_left, eighths_qk, eighths_v, several, far, many, scale_log2):  # fmt: skip
     """TILE_M rows of the heads that share a key head; strides come in units of 16 bytes, so that the compiler knows how rows are aligned.
 
     What a launch of few programs takes is above all what it takes to read their instructions once: a tile has one pointer of 64 bits to
@@ -142,27 +170,33 @@ def attention(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, stride_qb, stride_qh, strid
     last_key = tl.minimum(query + diagonal + window_right, seqlen_k - 1)
     last_query = tl.minimum((first + TILE_M - 1) // group, seqlen_q - 1)
     last = tl.minimum(last_query + diagonal + window_right, seqlen_k - 1)
-    if several is None:  # all keys are one block: no loop, no pipeline
-        state = attend(q, kv, 0, tl.maximum(last, 0), first_key, last_key, scale_log2, None)
+    if many is not None:  # one block of keys
+        out_rows = head * in_elements(stride_oh, far) + later_there * in_elements(stride_os, far)
+        row_max, row_sum = attend_by_halves(
+            q, kv, tl.maximum(last, 0), first_key, last_key, scale_log2, out_ptr, out_rows, valid
+        )
     else:
-        row_max = tl.full([TILE_M], LOWEST, tl.float32)  # in base 2: max over keys of s * scale_log2
-        row_sum = tl.zeros([TILE_M], tl.float32)
-        state = (row_max, row_sum, tl.zeros([TILE_M, V_COLUMNS], tl.float32))
-        begin = 0
-        if window_left is not None:
-            begin = tl.maximum(first_query + diagonal - window_left, 0) // TILE_N * TILE_N
-        for key in tl.range(begin, last + 1, TILE_N):
-            state = attend(q, kv, key, last, first_key, last_key, scale_log2, state)
+        if several is None:  # all keys are one block: no loop, no pipeline
+            state = attend(q, kv, 0, tl.maximum(last, 0), first_key, last_key, scale_log2, None)
+        else:
+            row_max = tl.full([TILE_M], LOWEST, tl.float32)  # in base 2: max over keys of s * scale_log2
+            row_sum = tl.zeros([TILE_M], tl.float32)
+            state = (row_max, row_sum, tl.zeros([TILE_M, V_COLUMNS], tl.float32))
+            begin = 0
+            if window_left is not None:
+                begin = tl.maximum(first_query + diagonal - window_left, 0) // TILE_N * TILE_N
+            for key in tl.range(begin, last + 1, TILE_N):
+                state = attend(q, kv, key, last, first_key, last_key, scale_log2, state)
 
-    # A row that saw no key has row_sum 0: its output is 0, its lse log2(0) = -inf.
-    row_max, row_sum, o = state
-    out = tl.where((row_sum == 0.0)[:, None], 0.0, o * (1.0 / row_sum)[:, None]).to(out_ptr.dtype.element_ty)
-    out_rows = head * in_elements(stride_oh, far) + later_there * in_elements(stride_os, far)
-    places = out_ptr + (out_rows[:, None] + tl.arange(0, V_COLUMNS)[None, :])
-    stored = valid[:, None]
-    if eighths_v is not None:
-        stored = stored & (tl.arange(0, V_COLUMNS) // 8 < eighths_v)[None, :]
-    tl.store(places, out, mask=stored)
+        # A row that saw no key has row_sum 0: its output is 0, its lse log2(0) = -inf.
+        row_max, row_sum, o = state
+        out = tl.where((row_sum == 0.0)[:, None], 0.0, o * (1.0 / row_sum)[:, None]).to(out_ptr.dtype.element_ty)
+        out_rows = head * in_elements(stride_oh, far) + later_there * in_elements(stride_os, far)
+        places = out_ptr + (out_rows[:, None] + tl.arange(0, V_COLUMNS)[None, :])
+        stored = valid[:, None]
+        if eighths_v is not None:
+            stored = stored & (tl.arange(0, V_COLUMNS) // 8 < eighths_v)[None, :]
+        tl.store(places, out, mask=stored)
     lse = (row_max + tl.math.log2(row_sum)) * LN2
     lse_ptr += tl.cast(place, tl.int64) * group * seqlen_q + first_query
     tl.store(lse_ptr + (tl.cast(head, tl.int64) * seqlen_q + later), lse, mask=valid)
@@ -200,7 +234,21 @@ def plan(q, k, v, out, lse, window_left, window_right):
     reach = (group * x.stride(1) + tall * x.stride(2) for x in (q, out))
     far = 1 if max(*reach, *(seqlen_k * x.stride(2) for x in (k, v))) >= 2**31 or group > 16384 else None
     left = window_left if window_left < no_limit else None
-    sizes = (heads_kv, group, -(-(1 << 30) // group), seqlen_q, seqlen_k, window_right, left, *eighths, several, far)
+    # Many programs on one block take V and O by halves, so that an SM has more of them: the same bits.
+    many = programs if several is None and eighths == (None, None) and programs > 264 else None
+    sizes = (
+        heads_kv,
+        group,
+        -(-(1 << 30) // group),
+        seqlen_q,
+        seqlen_k,
+        window_right,
+        left,
+        *eighths,
+        several,
+        far,
+        many,
+    )
     return (programs, 1, 1), (q, k, v, out, lse, *(n // 8 for x in (q, k, v, out) for n in x.stride()[:3]), *sizes)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 from tilecast.model.compiled.units.fetch import beyond_first_cache, far_cycles, near_cycles
 from tilecast.model.kernel.variants.fa2 import Fa2Variant
@@ -34,8 +35,8 @@ SHORT_TILE = 64
 MORE_TILES = {
     64: ((2047, 1.75),),
     128: ((64, 1.5), (512, 1.4), (2047, 1.25)),
-    192: ((64, 1.25), (640, 0.75)),
-    256: ((64, 1.25), (512, 0.5)),
+    192: ((64, 1.25), (256, 1.0), (640, 0.75)),
+    256: ((144, 1.25), (256, 0.8), (512, 0.5)),
 }
 #: Columns of Q and K, and of V, that have kernels of their own.
 OWN_WIDTHS = 192, 128
@@ -54,7 +55,8 @@ class ShortCode:
 
 @dataclass(frozen=True, slots=True)
 class ShortKernel:
-    """A kernel that ships: its heads and tile, what it takes, and its code where all keys are one block, and where they are several."""
+    """A kernel that ships: its heads and tile, what it takes, and its code where all keys are one block, where they are several, and of
+    many programs."""
 
     module: str
     #: Hash of the source that was compiled, without its header.
@@ -69,6 +71,10 @@ class ShortKernel:
     one: ShortCode
     #: None: it takes no more keys than a block.
     several: ShortCode | None = None
+    #: Of more programs than ``at_once``, which an SM has more of: by halves of V and O, of heads with all columns, in files for one block, and with a
+    #: block less under way in those for more.  None: the same.
+    many: ShortCode | None = None
+    at_once: int = 0
     #: Fewest columns of the wider of Q and V; 0: heads have all.
     head_dim_min: int = 0
     #: Rows of a key head.
@@ -82,9 +88,12 @@ class ShortKernel:
         wide = dims == (self.head_dim_qk, self.head_dim_v) or narrower
         return wide and self.rows_min <= rows <= self.rows_max and work.seqlen_k <= self.keys
 
-    def code(self, keys: int) -> ShortCode:
-        """What runs on so many ``keys``."""
-        return self.one if self.several is None or keys <= self.tile_n else self.several
+    def code(self, work: Workload, programs: int) -> ShortCode:
+        """What runs of so many ``programs``."""
+        whole = self.several is not None or (work.head_dim_qk, work.head_dim_v) == (self.head_dim_qk, self.head_dim_v)
+        if self.many is not None and programs > self.at_once and whole:
+            return self.many
+        return self.several if self.several is not None and work.seqlen_k > self.tile_n else self.one
 
 
 @lru_cache(maxsize=1)
@@ -92,8 +101,8 @@ def short_kernels() -> tuple[ShortKernel, ...]:
     """The kernels that ship, in the order in which they are asked."""
     found = []
     for row in tomllib.loads(KERNELS.read_text(encoding="utf-8"))["kernel"]:
-        one, several = ShortCode(**row.pop("one")), row.pop("several", None)
-        found.append(ShortKernel(**row, one=one, several=several and ShortCode(**several)))
+        codes: dict[str, Any] = {name: ShortCode(**row.pop(name)) for name in ("one", "several", "many") if name in row}
+        found.append(ShortKernel(**row, **codes))
     return tuple(found)
 
 
@@ -104,6 +113,8 @@ class ShortRun:
     kernel: str
     seconds: float
     programs: int
+    #: Whether it is the form of many programs.
+    many: bool
 
 
 def short_run(workload: Workload, machine: Machine) -> ShortRun | None:
@@ -112,9 +123,10 @@ def short_run(workload: Workload, machine: Machine) -> ShortRun | None:
     kernel = _chosen(w) if machine.tensor_kind == "wgmma" and w.dtype != "fp8" else None
     if kernel is None:
         return None
-    code, tile = kernel.code(w.seqlen_k), kernel.tile_m
+    tile = kernel.tile_m
     tiles = ceil(w.seqlen_q * w.group_size / tile)
     programs = tiles * w.batch * w.heads_kv
+    code = kernel.code(w, programs)
     sms = int(machine["chip.sm_count"])
     # Programs go to SMs that have none before they share one.
     ctas = min(ctas_that_fit(machine, code.shared_bytes, code.registers, WARPS), -(-programs // sms))
@@ -123,7 +135,12 @@ def short_run(workload: Workload, machine: Machine) -> ShortRun | None:
         w, heads_q=w.heads_kv, batch=1, seqlen_q=tile, mask="none", window=None,
         head_dim_qk=kernel.head_dim_qk, head_dim_v=kernel.head_dim_v,
     )  # fmt: skip
-    variant = Fa2Variant(tile_m=tile, tile_n=kernel.tile_n, warps=WARPS, kv_stages=kernel.stages)
+    variant = Fa2Variant(
+        tile_m=tile,
+        tile_n=kernel.tile_n,
+        warps=WARPS,
+        kv_stages=kernel.stages - (code is kernel.many and kernel.several is not None),
+    )
     loop = build_of(seen, variant, machine, ctas)
     far, near = far_cycles(machine), near_cycles(machine)
     each = ctas if beyond_first_cache(code.instructions, machine) else 1
@@ -138,7 +155,7 @@ def short_run(workload: Workload, machine: Machine) -> ShortRun | None:
     read = replace(w, seqlen_k=max(1, high - low), mask="none", window=None)
     moved = read.tensor_bytes / (machine["hbm.tbps_achieved"] * 1e12)
     seconds = first / hz + max(turns * program / hz, program / hz + moved) + machine["launch.kernel_us"] * 1e-6
-    return ShortRun(kernel.module, seconds, programs)
+    return ShortRun(kernel.module, seconds, programs, code is kernel.many)
 
 
 def short_note(workload: Workload, machine: Machine, seconds: float) -> tuple[str, ...]:

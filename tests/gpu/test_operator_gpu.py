@@ -133,6 +133,19 @@ def test_accuracy_and_bits_of_short_sequences(dims, heads, lengths, mask) -> Non
 
 
 @pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("lengths", [(20, 17), (50, 50), (60, 130), (33, 256)], ids=str)
+@pytest.mark.parametrize("dims", [(256, 256), (240, 240), (192, 128)], ids=str)
+def test_forms_of_many_programs_have_the_bits_of_few(dims, lengths, mask) -> None:
+    """Kernels of short sequences of wide heads take less of an SM where programs are many."""
+    q, k, v = inputs(60, 16, 4, *lengths, *dims, torch.bfloat16)
+    window = window_of(mask, max(lengths))
+    out, lse = check(q, k, v, window)
+    for part in (slice(0, 1), slice(7, 15)):
+        few, its_lse = attention(q[part], k[part], v[part], window=window, return_lse=True)
+        assert torch.equal(bits(few), bits(out[part])) and torch.equal(its_lse, lse[part])
+
+
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("ratio", [1, 4, 8, 16])
 def test_accuracy_of_grouped_heads(ratio, mask, record) -> None:
     check(*inputs(2, 16, 16 // ratio, 257, 257, 128, 128, torch.bfloat16, seed=ratio), window_of(mask, 257), record)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import asdict
@@ -25,22 +26,23 @@ from tests.support.shipped_compile import OLD, OLDEST, Case, missing, read_recor
 from tilecast.codegen.shipping.ship import Shipped, read_short_list
 from tilecast.model.families import parse_variant
 from tilecast.model.kernel.variants.fa2 import Fa2Variant
+from tilecast.model.kernel.workload import Workload
 from tilecast.model.step.short import KERNELS, WARPS, ShortKernel, short_kernels
 
 SHIPPED = {kernel.module: kernel for kernel in read_short_list()}
 HEAD = """\
 # The kernels of short sequences that ship, in the order in which they are asked, and what Triton 3.6 makes of them for sm_90a (instructions of
-# the whole kernel), where all keys are one block and where they are several; written by
+# the whole kernel), where all keys are one block, where they are several, and by halves of V and O; written by
 # `pytest tests/unit/codegen/test_short_kernels.py --update-golden`.
 """
-#: Prints what a file takes with so many keys.
+#: Prints what a file takes of so many sequences with so many keys.
 WORKER = """
 import json, sys
 from tilecast.codegen.compiler.compile import compile_kernel, load_source
 from tilecast.codegen.compiler.sass import disassemble, resources
 path = sys.argv[1]
-for keys in map(int, sys.argv[2:]):
-    made = compile_kernel(path, "sm_90a", shape={**load_source(path).TILECAST["workload"], "seqlen_k": keys})
+for batch, keys in (map(int, shape.split("x")) for shape in sys.argv[2:]):
+    made = compile_kernel(path, "sm_90a", shape={**load_source(path).TILECAST["workload"], "batch": batch, "seqlen_k": keys})
     used = resources(made.cubin)
     assert made.warps == 4
     print(json.dumps({"instructions": len(disassemble(made.cubin)), "shared_bytes": made.shared_bytes, "registers": used.registers}))
@@ -51,6 +53,12 @@ def case(module: str) -> Case:
     return Case(module, "sm_90a", OLDEST)
 
 
+def at_once(module: str) -> int:
+    """More programs than these take another form, as the file's host says; 0: there is none."""
+    found = re.search(r"many = programs if .*?programs > (\d+)", case(module).path.read_text(encoding="utf-8"))
+    return int(found[1]) if found else 0
+
+
 def facts(kernel: Shipped) -> dict[str, Any]:
     """A kernel's row but its code: what the list and its variant say."""
     variant, work, known = parse_variant(f"family=fa2,{kernel.variant}"), kernel.workload, kernel.facts
@@ -58,6 +66,8 @@ def facts(kernel: Shipped) -> dict[str, Any]:
     row = {"module": kernel.module, "source": case(kernel.module).sha, "head_dim_qk": work.head_dim_qk, "head_dim_v": work.head_dim_v,
            "tile_m": variant.tile_m, "tile_n": variant.tile_n, "stages": variant.kv_stages, "keys": known["seqlen_k_max"]}  # fmt: skip
     names = {"head_dim_min": "head_dim_min", "seqlen_q_min": "rows_min", "seqlen_q_max": "rows_max"}
+    if most := at_once(kernel.module):
+        row["at_once"] = most
     return {**row, **{name: known[fact] for fact, name in names.items() if fact in known}}
 
 
@@ -73,18 +83,21 @@ def order(kernel: Shipped) -> tuple[int, int, str]:
 def compiled(row: dict[str, Any]) -> dict[str, Any]:
     """A row's code under Triton 3.6."""
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(OLD), os.environ.get("PYTHONPATH", "")]))
-    lengths = [row["tile_n"]] + [row["keys"]] * (row["keys"] > row["tile_n"])
+    work = SHIPPED[row["module"]].workload
+    shapes = {"one": (1, row["tile_n"]), "several": (1, row["keys"]), "many": (work.batch, work.seqlen_k)}
+    wanted = ["one"] + ["several"] * (row["keys"] > row["tile_n"]) + ["many"] * ("at_once" in row)
+    asked = [f"{batch}x{keys}" for batch, keys in map(shapes.__getitem__, wanted)]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", WORKER, str(case(row["module"]).path), *map(str, lengths)],
+        [sys.executable, "-W", "ignore", "-c", WORKER, str(case(row["module"]).path), *asked],
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return dict(zip(("one", "several"), map(json.loads, done.stdout.splitlines()), strict=False))
+    return dict(zip(wanted, map(json.loads, done.stdout.splitlines()), strict=True))
 
 
 def known(kernel: ShortKernel) -> dict[str, Any]:
     """What the forecast knows of a kernel's code."""
-    return {name: code for name in ("one", "several") if (code := asdict(kernel)[name]) is not None}
+    return {name: code for name in ("one", "several", "many") if (code := asdict(kernel)[name]) is not None}
 
 
 def toml(value: Any) -> str:
@@ -101,25 +114,50 @@ def write(rows: list[dict[str, Any]]) -> None:
 def test_the_forecast_knows_every_kernel_as_it_is_now(request) -> None:
     rows = [facts(kernel) for kernel in sorted(SHIPPED.values(), key=order)]
     if request.config.getoption("--update-golden"):
-        before = {kernel.source: known(kernel) for kernel in short_kernels()} if KERNELS.is_file() else {}
-        write([{**row, **(before.get(row["source"]) or compiled(row))} for row in rows])
+        before = (
+            {(kernel.source, kernel.keys): known(kernel) for kernel in short_kernels()} if KERNELS.is_file() else {}
+        )
+        write([{**row, **(before.get((row["source"], row["keys"])) or compiled(row))} for row in rows])
         short_kernels.cache_clear()
-    assert [ShortKernel(**row, one=kernel.one, several=kernel.several) for row, kernel in zip(rows, short_kernels(), strict=True)] == [
+    assert [ShortKernel(**row, one=kernel.one, several=kernel.several, many=kernel.many) for row, kernel in zip(rows, short_kernels(), strict=True)] == [
         *short_kernels()
     ], "`pytest tests/unit/codegen/test_short_kernels.py --update-golden`, then read the diff"  # fmt: skip
     assert all((kernel.several is None) == (kernel.keys <= kernel.tile_n) for kernel in short_kernels())
+    assert all((kernel.many is not None) == (kernel.at_once > 0) for kernel in short_kernels())
 
 
 @pytest.mark.parametrize("module", SHIPPED)
 def test_its_code_is_what_is_recorded(module: str) -> None:
-    """The record has every file on the shape of its header, which is one block of keys."""
+    """The record has every file on the shape of its header, which is of many programs."""
     kernel = next(one for one in short_kernels() if one.module == module)
-    assert SHIPPED[module].workload.seqlen_k == kernel.tile_n
+    work = SHIPPED[module].workload
+    assert work.seqlen_k == kernel.tile_n or kernel.keys > kernel.tile_n
     sha, outcome = read_record()[case(module)]
     assert sha == kernel.source
-    assert (kernel.one.registers, kernel.one.shared_bytes, outcome.stack_bytes) == (
-        outcome.registers, outcome.shared_bytes, 0,
-    )  # fmt: skip
+    code = kernel.code(work, 1000)
+    assert (code.registers, code.shared_bytes, outcome.stack_bytes) == (outcome.registers, outcome.shared_bytes, 0)
+
+
+@pytest.mark.parametrize("module", [*filter(at_once, SHIPPED)])
+def test_more_programs_than_are_at_work_at_once_take_another_form(module: str) -> None:
+    """And fewer do not; of one block neither do heads of fewer columns.  The file's host and the forecast say the same."""
+    import torch
+
+    from tilecast.codegen.compiler.compile import load_source
+
+    kernel, source = next(one for one in short_kernels() if one.module == module), load_source(case(module).path)
+
+    def another(batch: int, columns: int) -> bool:
+        q, k = (torch.zeros(batch, 1, length, columns).bfloat16() for length in (64, kernel.keys))
+        _, arguments = source.plan(q, k, k, q, torch.zeros(batch, 1, 64), -1, -1)
+        found = dict(zip(source.attention.arg_names, arguments, strict=False))["many"] is not None
+        assert found == (kernel.code(Workload(batch, 1, 1, 64, kernel.keys, columns, columns), batch) is kernel.many)
+        return found
+
+    most, wide = kernel.at_once, kernel.head_dim_qk
+    assert another(most + 1, wide) and not another(most, wide)
+    if kernel.head_dim_min:
+        assert another(most + 1, wide - 8) == (kernel.several is not None)
 
 
 @pytest.mark.parametrize("module", SHIPPED if is_whole() else [min(SHIPPED, key=lambda module: case(module).sha)])

@@ -114,17 +114,19 @@ def measured() -> list[tuple[str, Workload, dict[str, str]]]:
 
 
 @pytest.mark.parametrize(
-    ("seed", "rows", "mean", "p90"), [("3", 112, 0.12, 0.22), ("4", 33, 0.14, 0.25), ("13", 36, 0.085, 0.16)]
+    ("seed", "rows", "mean", "p90"), [("3", 105, 0.12, 0.22), ("4", 31, 0.14, 0.25), ("13", 34, 0.085, 0.16)]
 )
 def test_launches_take_as_long_as_forecast(seed: str, rows: int, mean: float, p90: float) -> None:
     """Gates are what came out, rounded up; no number of the forecast is from these rows, nor was one changed since they were seen.
 
     Seeds 4 and 13 as `tilecast.attention` chose; seed 3 in the column of the kernel that it takes now, of which those for up to 32 keys had
-    none then.
+    none then.  Forms for many programs, and files for several blocks, came after all of these.
     """
     errors = []
     for _, work, row in (one for one in measured() if one[0] == seed):
         run = short_run(work, H200)
+        if run is not None and (run.many or run.kernel.endswith("_blocks")):
+            continue
         if run is not None and seed == "3" and not run.kernel.endswith("_32"):
             errors.append(run.seconds * 1e6 / float(row["few_us" if run.kernel.endswith("few") else "short_us"]) - 1)
         elif run is not None and seed != "3":
@@ -132,6 +134,25 @@ def test_launches_take_as_long_as_forecast(seed: str, rows: int, mean: float, p9
     assert len(errors) == rows
     off = sorted(map(abs, errors))
     assert sum(off) / rows < mean and off[int(0.9 * rows)] < p90
+
+
+def test_wide_heads_take_as_long_as_forecast() -> None:
+    """Forms for many programs and files for several blocks, by the column of the form that runs now; gates as above."""
+    errors = []
+    with (TABLE.parent / "h200_short_wide_forms.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            numbers = (int(row[name]) for name in ("batch", "heads_q", "heads_kv", "queries", "keys", "head_dim", "head_dim_v"))  # fmt: skip
+            run = short_run(Workload(*numbers, "causal" if row["causal"] == "1" else "none"), H200)
+            if run is None or not (run.many or run.kernel.endswith("_blocks")):
+                continue
+            if run.kernel.endswith("_blocks"):
+                form = "keys32" if run.many else "keys32_stages3"
+            else:
+                form = "halves_keys32" if run.kernel.endswith("_32") else "halves"
+            errors.append(abs(run.seconds * 1e6 / float(row[f"{form}_us"]) - 1))
+    errors.sort()
+    assert len(errors) == 31
+    assert sum(errors) / len(errors) < 0.13 and errors[int(0.9 * len(errors))] < 0.23
 
 
 def test_keys_that_no_row_sees_cost_nothing() -> None:

@@ -1,0 +1,47 @@
+"""Forms of `triton_short` kernels for many programs in Triton's interpreter: the bits of those for few, and right.
+
+TRITON_INTERPRET counts when triton is imported, so the numerics run in a process of their own: one test here starts pytest on
+this file again.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+from support.interpreter import run_interpreted
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+#: Files with two forms, and keys that each is for.
+FILES = {"triton_short_d256_32": 29, "triton_short_d256": 50, "triton_short_d256_blocks": 75}
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (9, 3)], ids=str)
+@pytest.mark.parametrize("module", FILES)
+def test_both_forms_give_the_same_bits(module, window) -> None:
+    kernel, keys = importlib.import_module(f"tilecast.kernels.generated.{module}"), FILES[module]
+    torch.manual_seed(keys)
+    q, k, v = (torch.randn(1, heads, length, 256).half() for heads, length in ((3, 30), (1, keys), (1, keys)))
+    made = []
+    for many in (None, 1000):
+        out, lse = torch.full_like(q, 7.0), torch.full(q.shape[:3], 7.0)
+        grid, (*numbers, chosen) = kernel.plan(q, k, v, out, lse, *window)
+        assert chosen is None  # two programs
+        kernel.attention[grid](*numbers, many, 256**-0.5 * kernel.LOG2E, **kernel.OPTIONS)
+        made.append((out, lse))
+    assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
+    scores = q.float() @ k.float().transpose(2, 3) / 16
+    places = torch.arange(30)[:, None] + keys - 30 - torch.arange(keys)[None]
+    left, right = (1000 if n < 0 else n for n in window)
+    scores = scores.masked_fill((places > left) | (places < -right), float("-inf"))
+    want = torch.softmax(scores, -1).nan_to_num(0.0) @ v.float()
+    torch.testing.assert_close(made[0][0].float(), want, rtol=0.0, atol=2e-3)
+    torch.testing.assert_close(made[0][1], torch.logsumexp(scores, -1), rtol=0.0, atol=1e-4)
+
+
+def test_numerics(tmp_path) -> None:
+    ran = run_interpreted(__file__, tmp_path)
+    assert sum(name.startswith("test_both_forms") for name in ran) == 9, "all run in the interpreter"
