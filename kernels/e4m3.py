@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from tilecast.kernels import registry
+from tilecast.kernels.copying import empty_output, readable
 from tilecast.kernels.errors import (
     NO_TRANSFORMS,
     AttentionError,
@@ -26,10 +27,8 @@ from tilecast.kernels.flops import attention_flops
 from tilecast.kernels.registration import register
 from tilecast.kernels.selection import (
     Known,
-    empty_output,
     find_kernels,
     kernel_refusal,
-    readable,
     wants_gradients,
 )
 
@@ -161,9 +160,9 @@ def _run(
 
 
 def _read(tensor: Any) -> Any:
-    """As `selection.readable`, for rows of bytes: strides of whole 16."""
+    """As `copying.readable`, for rows of bytes: strides of whole 16."""
     a, b, c, _ = tensor.stride()
-    return tensor.contiguous().clone() if (a | b | c) & 15 else readable(tensor)
+    return tensor.contiguous().clone() if (a | b | c) & 15 else readable(tensor)[0]
 
 
 def _outputs(q: Any, v: Any, with_lse: bool) -> tuple[Any, Any]:

@@ -15,10 +15,11 @@ import torch
 
 from tilecast.kernels import registry
 from tilecast.kernels.again import Memory, facts_of, watched
+from tilecast.kernels.copying import empty_output, readable
 from tilecast.kernels.errors import NO_DOUBLE_BACKWARD, NO_LSE, UnsupportedError, check_agreement, check_ranks
 from tilecast.kernels.flops import attention_backward_flops
 from tilecast.kernels.registration import register
-from tilecast.kernels.selection import Kernels, backward_kernels, empty_output, find_kernels, readable
+from tilecast.kernels.selection import Kernels, backward_kernels, find_kernels
 
 _tensor, _empty_strided = torch.Tensor, torch.empty_strided
 _grad_enabled = torch.is_grad_enabled
@@ -119,8 +120,8 @@ def _run(
 
 def _as_read(q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
     """The same tensors as kernels read them: a copy, in its memory order, where one is not."""
-    read = readable(q), readable(k), readable(v), readable(out)
-    return (*read, lse.contiguous(), readable(dout), None if dlse is None else dlse.contiguous())
+    *read, dout = readable(q, k, v, out, dout)
+    return (*read, lse.contiguous(), dout, None if dlse is None else dlse.contiguous())
 
 
 def _known_call(start: Any, made: tuple[Any, ...]) -> Callable[..., tuple[Any, Any, Any]]:

@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 
 from tilecast.kernels import registry
 from tilecast.kernels.again import Memory, facts_of
+from tilecast.kernels.copying import empty_output, readable
 from tilecast.kernels.e4m3 import NAMES as EIGHT_BITS
 from tilecast.kernels.e4m3 import attention_e4m3
 from tilecast.kernels.errors import (
@@ -33,10 +34,8 @@ from tilecast.kernels.flops import attention_flops
 from tilecast.kernels.gradients import differentiable, gradients, keep_for_gradients
 from tilecast.kernels.registration import register
 from tilecast.kernels.selection import (
-    empty_output,
     find_kernels,
     forward_kernels,
-    readable,
     refusal,
     wants_gradients,
 )
@@ -298,7 +297,7 @@ def _forward(
             lse.fill_(-math.inf)
         return out, lse, None
     asked = q, k, v
-    q, k, v = readable(q), readable(k), readable(v)
+    q, k, v = readable(q, k, v)
     copied = q is not asked[0] or k is not asked[1] or v is not asked[2]
     arguments: tuple[Any, ...] = (q, k, v, out, lse, scale)
     started: Any = few_rows.attend(q, k, v, out, lse, scale, left, right)
@@ -321,7 +320,7 @@ def _copying(call: Any) -> Any:
         return None
 
     def copied(*tensors: Any) -> tuple[Any, Any, tuple[Any, ...]]:
-        read = tuple(map(readable, tensors))
+        read = tuple(readable(*tensors))
         return (*call(*read)[:2], read)
 
     return copied

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from tilecast.kernels.copying import copied
 
 
 def padded(launch: Callable[..., Any], head_dim: int, head_dim_v: int, direction: str) -> Callable[..., None]:
@@ -19,7 +19,7 @@ def padded(launch: Callable[..., Any], head_dim: int, head_dim_v: int, direction
 def _forward(launch: Callable[..., Any], head_dim: int, head_dim_v: int) -> Callable[..., None]:
     def wide(q: Any, k: Any, v: Any, out: Any, *rest: Any) -> None:
         made = _room(out, head_dim_v)
-        launch(_pad(q, head_dim), _pad(k, head_dim), _pad(v, head_dim_v), made, *rest)
+        launch(*_padded((q, head_dim), (k, head_dim), (v, head_dim_v)), made, *rest)
         _keep(made, out)
 
     return wide
@@ -31,19 +31,18 @@ def _backward(launch: Callable[..., Any], head_dim: int, head_dim_v: int) -> Cal
     ) -> None:  # fmt: skip
         gradients = (dq, head_dim), (dk, head_dim), (dv, head_dim_v)
         made = [_room(x, width) for x, width in gradients]
-        launch(
-            _pad(q, head_dim), _pad(k, head_dim), _pad(v, head_dim_v), _pad(out, head_dim_v), lse, _pad(dout, head_dim_v),
-            *made, *rest,
-        )  # fmt: skip
+        both = (q, head_dim), (k, head_dim), (v, head_dim_v), (out, head_dim_v), (dout, head_dim_v)
+        *read, dout = _padded(*both)
+        launch(*read, lse, dout, *made, *rest)
         for x, (gradient, _) in zip(made, gradients, strict=True):
             _keep(x, gradient)
 
     return wide
 
 
-def _pad(x: Any, width: int) -> Any:
-    """``x`` with zeros up to ``width`` columns; itself where it has as many."""
-    return x if x.shape[3] == width else torch.nn.functional.pad(x, (0, width - x.shape[3]))
+def _padded(*wanted: tuple[Any, int]) -> list[Any]:
+    """Each tensor with zeros up to so many columns; itself where it has as many."""
+    return copied([(x, None if x.shape[3] == width else width) for x, width in wanted])
 
 
 def _room(x: Any, width: int) -> Any:

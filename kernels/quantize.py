@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from tilecast.kernels import registry
+from tilecast.kernels.copying import empty_output, readable
 from tilecast.kernels.e4m3 import E4M3
 from tilecast.kernels.errors import AttentionError, UnsupportedError, check_agreement, check_names, check_ranks
 from tilecast.kernels.registration import register
-from tilecast.kernels.selection import capability_of, empty_output, readable
+from tilecast.kernels.selection import capability_of
 from tilecast.kernels.starting import on_device
 
 LARGEST = 448.0
@@ -131,7 +132,7 @@ def _run(q: Any, k: Any, v: Any, hadamard: bool, seed: int) -> tuple[Any, Any, A
     if launch is None:
         launch = _known[device] = _find(q.device.type, device)
     *outs, factors = made = _fake(q, k, v, hadamard, seed)
-    launch(readable(q), readable(k), readable(v), *(x.view(torch.uint8) for x in outs), factors, hadamard, seed)
+    launch(*readable(q, k, v), *(x.view(torch.uint8) for x in outs), factors, hadamard, seed)
     return made
 
 

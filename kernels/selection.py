@@ -172,29 +172,3 @@ def find_kernels(
         known = forward_kernels if direction == "fwd" else backward_kernels
     known[(device, dtype, head_dim, head_dim_v, mask)] = found
     return found
-
-
-# --- tensors as kernels take and make them ------------------------------------------------------------------------
-
-
-def readable(tensor: Any) -> Any:
-    """The tensor, or a dense copy in its memory order where its last stride is not 1 or a row does not start at 16 bytes.
-
-    Rows that are no whole 16 bytes stay as they are: what takes heads of such widths copies them into wider ones (`padding`).
-    """
-    a, b, c, last = tensor.stride()
-    if last != 1 or (((a | b | c) & 7 or tensor.data_ptr() & 15) and not tensor.shape[3] & 7):
-        # Not .contiguous(): that returns the tensor itself when only its address, or a stride that is not used, is odd.
-        return empty_output(tensor, tensor.shape[3]).copy_(tensor)
-    return tensor
-
-
-def empty_output(q: Any, head_dim_v: int, dtype: Any = None) -> Any:
-    """(batch, heads, seqlen_q, head_dim_v), dense, in the memory order of q: heads inside seqlen or seqlen inside heads."""
-    batch, heads, seqlen, _ = q.shape
-    outer = heads * seqlen * head_dim_v
-    if q.stride(1) < q.stride(2):
-        strides = (outer, head_dim_v, heads * head_dim_v, 1)
-    else:
-        strides = (outer, seqlen * head_dim_v, head_dim_v, 1)
-    return torch.empty_strided((batch, heads, seqlen, head_dim_v), strides, dtype=dtype or q.dtype, device=q.device)

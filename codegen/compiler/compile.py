@@ -283,6 +283,8 @@ def compile_kernels(
     elif direction == "copy":
         x = _Shape((work["m"], work["n"]), _DTYPE_NAMES[dtype], 2, capability)
         arguments, options = (x, x, x, x), {}
+    elif direction == "copy rows":
+        arguments, options = _copy_rows(work, _DTYPE_NAMES[dtype], capability), {}
     elif direction == "quantize":
         arguments, options = _quantize(work, _DTYPE_NAMES[dtype], capability), {}
     elif direction == "append":
@@ -463,6 +465,12 @@ def _quantize(work: Mapping[str, Any], dtype: str, capability: int) -> tuple[Any
     assert q is not None and k is not None and v is not None
     made = [_Shape(x.shape, "torch.uint8", 1, capability) for x in (q, k, v)]
     return q, k, v, *made, _Shape((3, *k.shape[:2]), "torch.float32", 4, capability)
+
+
+def _copy_rows(work: Mapping[str, Any], dtype: str, capability: int) -> tuple[Any, ...]:
+    """What ``launch`` of the kernel that copies rows takes: q, k and v, and room for them."""
+    tensors = _tensors(work, "fwd", dtype, capability, False)[:3]
+    return tensors, tensors
 
 
 def _append(

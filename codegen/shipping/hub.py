@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tilecast.base.files import OutputError, write_text_atomically
-from tilecast.codegen.shipping.ship import KERNELS, read_append_list
+from tilecast.codegen.shipping.ship import KERNELS, read_append_list, read_copy_list
 
 VARIANT = "torch-universal"
 #: Modules of `kernels/` that a user of the folder calls, and the names of theirs that it gives.
@@ -74,7 +74,7 @@ def write_hub(folder: Path, version: str) -> int:
 def _needed() -> set[str]:
     """Files of `kernels/` that those of `ENTRY` import, wherever in them, and the generated kernels that they find by their index."""
     index = json.loads((KERNELS / "generated" / "index.json").read_text(encoding="utf-8"))
-    modules = [row["module"] for row in index] + [kernel.module for kernel in read_append_list()]
+    modules = [row["module"] for row in index] + [kernel.module for kernel in (*read_append_list(), *read_copy_list())]
     found = {
         _LAUNCH,
         "generated/index.json",

@@ -20,6 +20,7 @@ from tilecast.codegen.gemm.ship import gemm_files, gemm_rows
 from tilecast.codegen.generate import forecast_of, generate
 from tilecast.codegen.hopper import narrowing
 from tilecast.codegen.portable.append import generate_append
+from tilecast.codegen.portable.copy import generate_copy_rows
 from tilecast.codegen.portable.quantize import generate_quantize
 from tilecast.codegen.portable.short import generate_short
 from tilecast.codegen.render import format_source
@@ -103,6 +104,11 @@ def read_append_list(path: Path = LIST) -> tuple[Shipped, ...]:
 def read_quantize_list(path: Path = LIST) -> tuple[Shipped, ...]:
     """The kernels of the list that bring tensors to e4m3, in its order."""
     return tuple(_shipped(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["quantize"])
+
+
+def read_copy_list(path: Path = LIST) -> tuple[Shipped, ...]:
+    """The kernels of the list that copy rows for others, in its order."""
+    return tuple(_shipped(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["copy"])
 
 
 def read_e4m3_list(path: Path = LIST) -> tuple[Shipped, ...]:
@@ -196,6 +202,11 @@ def files(version: str) -> Iterator[tuple[Path, str]]:
             Path("generated") / f"{kernel.module}.py",
             generate_quantize(kernel.workload, load_machine(kernel.machine), version),
         )
+    for kernel in read_copy_list():  # and this
+        yield (
+            Path("generated") / f"{kernel.module}.py",
+            generate_copy_rows(kernel.workload, load_machine(kernel.machine), version),
+        )
     yield from gemm_files(version)
     yield Path("generated") / "index.json", json.dumps(index, indent=1) + "\n"
     yield Path("generated") / "__init__.py", format_source('"""Generated kernels: `make kernels` writes them; nothing here is edited by hand."""\n')  # fmt: skip
@@ -274,6 +285,7 @@ templates instead.  `tilecast.attention` picks among them by device, head_dim, m
 - `blackwell_fp8_*`: `blackwell_ws` for e4m3 or e5m2 q, k and v, bf16 out, the same arguments; not yet on hardware, and what the
   operator runs there, having no other.
 - `triton_quantize`: q, k and v of 16 bits to e4m3 before these, with a factor to each key head and, where asked, a Hadamard rotation of q and k.
+- `triton_copy`: q, k and v whose rows start at odd addresses, or have no whole 16 bytes, copied for all of these in one launch.
 - `triton_tma_*`: plain Triton with tensor descriptors, sm_90 and newer data-centre GPUs.
 - `triton_*`: plain Triton with pointers, any GPU from Ampere on.
 - `blackwell_ws_*`: Gluon for sm_100a and sm_103a, FlashAttention-4's structure; `_pair` kernels multiply with two CTAs

@@ -24,6 +24,7 @@ from tilecast.codegen.shipping.ship import (
     Shipped,
     read_append_list,
     read_backward_list,
+    read_copy_list,
     read_e4m3_list,
     read_list,
     read_quantize_list,
@@ -44,6 +45,7 @@ SHIPPED: dict[str, Shipped | ShippedGemm] = {
         *read_e4m3_list(),
         *read_append_list(),
         *read_quantize_list(),
+        *read_copy_list(),
         *read_short_list(),
     )
 }
@@ -71,7 +73,7 @@ def portable(path, target):
 for line in sys.stdin:
     path, target = json.loads(line)
     try:
-        if load_source(path).TILECAST.get("pass") in ("bwd", "serve", "short", "append", "quantize", "gemm", "copy"):
+        if load_source(path).TILECAST.get("pass") in ("bwd", "serve", "short", "append", "quantize", "gemm", "copy", "copy rows"):
             print(json.dumps(portable(path, target)), flush=True)
             continue
         code = compile_and_read(path, target)

@@ -118,7 +118,7 @@ def check_softmax(outcome: Outcome, case: Case) -> None:
 
 
 def check(outcome: Outcome, case: Case) -> None:
-    if case.module.startswith(("triton_append", "gemm_copy", "gemm_triton_one")):
+    if case.module.startswith(("triton_append", "triton_copy", "gemm_copy", "gemm_triton_one")):
         assert not outcome.matrix and not outcome.stack_bytes  # they move bytes
     elif case.module == "triton_quantize":
         assert MATRIX[case.target] in outcome.matrix.split() and not outcome.stack_bytes
