@@ -1252,6 +1252,11 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
     ], [1], [registers])  # fmt: skip
 
 
+def _slot_rows(most):
+    """Rows of the slots of sequences of `most` rows."""
+    return next((rows for rows in SLOT_ROWS if most <= rows), SLOT_ROWS[-1])
+
+
 def scratch(batch, heads_kv, group, seqlen_q, seqlen_k, sms):
     """(float32 of partial outputs with their maxima and sums, int32 of counters) that a launch works in on a device of `sms`.
 
@@ -1273,11 +1278,6 @@ def _split_limit(heads_kv):
 def _split_keys(heads_kv):
     """Keys of a split: sequences of many key heads are work enough in fewer."""
     return SPLIT_OF_MANY if heads_kv >= MANY_HEADS else SPLIT
-
-
-def _slot_rows(most):
-    """Rows of the slots of sequences of `most` rows."""
-    return next((rows for rows in SLOT_ROWS if most <= rows), SLOT_ROWS[-1])
 
 
 def _split_tiles(seqlen_q, group):
