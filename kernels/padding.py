@@ -31,8 +31,7 @@ def _backward(launch: Callable[..., Any], head_dim: int, head_dim_v: int) -> Cal
     ) -> None:  # fmt: skip
         gradients = (dq, head_dim), (dk, head_dim), (dv, head_dim_v)
         made = [_room(x, width) for x, width in gradients]
-        both = (q, head_dim), (k, head_dim), (v, head_dim_v), (out, head_dim_v), (dout, head_dim_v)
-        *read, dout = _padded(*both)
+        *read, dout = _padded((q, head_dim), (k, head_dim), (v, head_dim_v), (out, head_dim_v), (dout, head_dim_v))
         launch(*read, lse, dout, *made, *rest)
         for x, (gradient, _) in zip(made, gradients, strict=True):
             _keep(x, gradient)

@@ -20,6 +20,7 @@ from tilecast.model.kernel.variants.fa2 import Fa2Variant, writable
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
+from tilecast.model.machine.occupancy import KEPT_BYTES
 
 TEMPLATE, FAMILY = "triton_short.py.j2", "triton_short"
 #: Targets that the kernels run on.
@@ -32,8 +33,6 @@ _SIZES = ("heads_kv", "group", "inverse", "seqlen_q", "seqlen_k", "window_right"
 _NONE_OR_NUMBERS = ("window_left", "eighths_qk", "eighths_v", "several", "far")
 #: Columns of V from which on a kernel for one block of keys has a form for many programs, which takes V and O by halves.
 _HALVED_COLUMNS = 256
-#: SMs, and bytes of shared memory of one, that say how many programs are at work at once.
-_SMS, _SHARED_BYTES = 132, 227 << 10
 _NUMBERS = "*(n // 8 for x in (q, k, v, out) for n in x.stride()[:3]), *sizes"
 
 
@@ -51,6 +50,9 @@ class ShortKernel:
     kv_stages: int
     #: Whether heads may have fewer columns, a multiple of 8.
     narrower: bool
+    #: SMs of the machine that it was chosen on, and bytes of shared memory of one: they say how many programs are at work at once.
+    sms: int
+    sm_bytes: int
     #: Whether it is for keys of several blocks.
     several: bool = False
 
@@ -72,7 +74,7 @@ class ShortKernel:
     @property
     def fewer_stages(self) -> bool:
         """Whether many programs on several blocks keep one block less under way: then an SM has two in place of one."""
-        return self.several and 2 * self._shared_bytes > _SHARED_BYTES
+        return self.several and 2 * (self._shared_bytes + KEPT_BYTES) > self.sm_bytes
 
     @property
     def _shared_bytes(self) -> int:
@@ -101,7 +103,7 @@ class ShortKernel:
         many: tuple[str, ...] = ()
         if self.halves:
             alone = " and ".join(
-                ("several is None", *("eighths == (None, None)",) * self.narrower, f"programs > {2 * _SMS}")
+                ("several is None", *("eighths == (None, None)",) * self.narrower, f"programs > {2 * self.sms}")
             )
             many = (
                 "# Many programs on one block take V and O by halves, so that an SM has more of them: the same bits.",
@@ -110,7 +112,7 @@ class ShortKernel:
         elif self.fewer_stages:
             many = (
                 "# Many programs keep a block less under way, so that an SM has two of them: the same bits.",
-                f"many = programs if programs > {_SMS} else None",
+                f"many = programs if programs > {self.sms} else None",
             )
         lines = (
             *WINDOW_STATEMENTS,
@@ -157,10 +159,10 @@ def generate_short(
         "variant": variant_text(variant),
         "workload": workload.as_dict(),
     }
-    return render(TEMPLATE, {"k": context(variant, workload, narrower), "header": header_text(header)})
+    return render(TEMPLATE, {"k": context(variant, workload, machine, narrower), "header": header_text(header)})
 
 
-def context(variant: Fa2Variant, workload: Workload, narrower: bool = False) -> ShortKernel:
+def context(variant: Fa2Variant, workload: Workload, machine: Machine, narrower: bool = False) -> ShortKernel:
     """What the template reads of a variant that can be written."""
     lines = [
         keys_seen("window"),
@@ -178,5 +180,7 @@ def context(variant: Fa2Variant, workload: Workload, narrower: bool = False) -> 
         warps=variant.warps,
         kv_stages=variant.kv_stages,
         narrower=narrower,
+        sms=int(machine["chip.sm_count"]),
+        sm_bytes=int(machine["smem.per_sm_bytes"]),
         several=workload.seqlen_k > variant.tile_n,
     )

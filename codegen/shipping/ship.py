@@ -78,42 +78,47 @@ class Shipped:
 
 def read_list(path: Path = LIST) -> tuple[Shipped, ...]:
     """The forward kernels of the list, in its order."""
-    return tuple(_shipped(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["kernel"])
+    return _listed(path, "kernel")
 
 
 def read_short_list(path: Path = LIST) -> tuple[Shipped, ...]:
     """The forward kernels of the list for short sequences, in its order."""
-    return tuple(_shipped(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["short"])
+    return _listed(path, "short")
 
 
 def read_backward_list(path: Path = LIST) -> tuple[Shipped, ...]:
     """The backward passes of the list, in its order."""
-    return tuple(_shipped(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["backward"])
+    return _listed(path, "backward")
 
 
 def read_serving_list(path: Path = LIST) -> tuple[Shipped, ...]:
     """The serving kernels of the list, in its order."""
-    return tuple(_shipped(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["serving"])
+    return _listed(path, "serving")
 
 
 def read_append_list(path: Path = LIST) -> tuple[Shipped, ...]:
     """The kernels of the list that append to caches, in its order."""
-    return tuple(_shipped(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["append"])
+    return _listed(path, "append")
 
 
 def read_quantize_list(path: Path = LIST) -> tuple[Shipped, ...]:
     """The kernels of the list that bring tensors to e4m3, in its order."""
-    return tuple(_shipped(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["quantize"])
+    return _listed(path, "quantize")
 
 
 def read_copy_list(path: Path = LIST) -> tuple[Shipped, ...]:
     """The kernels of the list that copy rows for others, in its order."""
-    return tuple(_shipped(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["copy"])
+    return _listed(path, "copy")
 
 
 def read_e4m3_list(path: Path = LIST) -> tuple[Shipped, ...]:
     """The forward kernels of the list that take e4m3, in its order."""
-    return tuple(_shipped(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["e4m3"])
+    return _listed(path, "e4m3")
+
+
+def _listed(path: Path, kind: str) -> tuple[Shipped, ...]:
+    """The kernels of a kind of the list in ``path``, in its order."""
+    return tuple(_shipped(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))[kind])
 
 
 def _shipped(row: dict[str, object]) -> Shipped:

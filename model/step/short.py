@@ -95,6 +95,10 @@ class ShortKernel:
             return self.many
         return self.several if self.several is not None and work.seqlen_k > self.tile_n else self.one
 
+    def under_way(self, code: ShortCode) -> int:
+        """Blocks of keys under way in what runs: of many programs on several blocks one less."""
+        return self.stages - 1 if code is self.many and self.several is not None else self.stages
+
 
 @lru_cache(maxsize=1)
 def short_kernels() -> tuple[ShortKernel, ...]:
@@ -135,12 +139,7 @@ def short_run(workload: Workload, machine: Machine) -> ShortRun | None:
         w, heads_q=w.heads_kv, batch=1, seqlen_q=tile, mask="none", window=None,
         head_dim_qk=kernel.head_dim_qk, head_dim_v=kernel.head_dim_v,
     )  # fmt: skip
-    variant = Fa2Variant(
-        tile_m=tile,
-        tile_n=kernel.tile_n,
-        warps=WARPS,
-        kv_stages=kernel.stages - (code is kernel.many and kernel.several is not None),
-    )
+    variant = Fa2Variant(tile_m=tile, tile_n=kernel.tile_n, warps=WARPS, kv_stages=kernel.under_way(code))
     loop = build_of(seen, variant, machine, ctas)
     far, near = far_cycles(machine), near_cycles(machine)
     each = ctas if beyond_first_cache(code.instructions, machine) else 1

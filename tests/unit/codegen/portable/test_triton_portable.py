@@ -61,7 +61,7 @@ def source(
         narrower = bool({*dims} & {40, 72, 248})
         columns = [1 << (n - 1).bit_length() if narrower else n for n in dims]
         wide = replace(workload, head_dim_qk=columns[0], head_dim_v=columns[1])
-        kernel = short.context(replace(variant, tile_m=16), wide, narrower)
+        kernel = short.context(replace(variant, tile_m=16), wide, load_machine(machine), narrower)
         return render(short.TEMPLATE, {"k": kernel, "header": header})
     kernel = context(variant, workload, load_machine(machine), loads)
     return render(TEMPLATE, {"k": kernel, "header": header})
