@@ -132,7 +132,8 @@ def test_accuracy_of_those_that_the_registry_prefers_for_other_lengths(dims, mas
     window = window_of(mask, max(lengths))
     entry = backward_for(q, k, v, window)
     known = registry.shipped_backward()
-    best = max((e for e in known if e.covers(torch.cuda.get_device_capability(), "bf16", *dims, entry.mask)),
+    best = max((e for e in known if e.covers(torch.cuda.get_device_capability(), "bf16", *dims, entry.mask)
+                and lengths[0] <= e.seqlen_q_max and lengths[1] <= e.seqlen_k_max and lengths[0] * 4 // 2 <= e.rows_max),
                key=lambda e: (e.preference, e.mask == entry.mask))  # fmt: skip
     if best.module == entry.module:
         pytest.skip(f"{entry.module} runs all lengths")
