@@ -346,16 +346,13 @@ def test_same_bits_in_100_runs(dims, mask) -> None:
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 @pytest.mark.parametrize("lengths", [(1, 777), (300, 300), (1200, 1200)], ids=str)
 def test_same_bits_whatever_else_is_in_the_batch(dims, mask, lengths) -> None:
+    # The batch, not the heads: how many parts keys have, or a group, goes by how many key heads a model has.
     window = window_of(mask, max(lengths))
     q, k, v = inputs(40, 8, 2, *lengths, *dims, torch.bfloat16)
     dout = torch.randn(40, 8, lengths[0], dims[1], device="cuda").to(torch.bfloat16)
     together = gradients(q, k, v, window, dout)
     for part in (slice(0, 1), slice(17, 18), slice(5, 38)):
         assert same_bits(gradients(q[part], k[part], v[part], window, dout[part]), [t[part] for t in together])
-    if lengths[0] > 1:
-        return  # where a model of one key head may have programs take smaller parts of a group than one of two has
-    group = gradients(q[:, 4:8], k[:, 1:], v[:, 1:], window, dout[:, 4:8])
-    assert same_bits(group, (together[0][:, 4:8], together[1][:, 1:], together[2][:, 1:]))
 
 
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128)], ids=str)
