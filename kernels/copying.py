@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tilecast.kernels import registry
-from tilecast.kernels.launching import MOST_PLANS
+from tilecast.kernels.launching import keep
 from tilecast.kernels.starting import compiled_starter, on_device, takes_of, told_apart
 
 _MODULE, _OLDEST = "triton_copy", (8, 0)
@@ -95,9 +95,7 @@ def copier(module: Any) -> Callable[..., None]:
         key = given[0].device, *[(x.dtype, x.shape, x.stride()) for x in given]
         start = plans.get(key)
         if start is None:
-            if len(plans) >= MOST_PLANS:
-                plans.clear()
-            start = plans[key] = _plan(module, tensors, rooms)
+            start = keep(plans, key, _plan(module, tensors, rooms))
         start(*given)
 
     return launch

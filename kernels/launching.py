@@ -12,7 +12,7 @@ The second launch of a shape only looks it up, gives the descriptors their tenso
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,6 +22,7 @@ from tilecast.kernels.starting import Start, compiled_starter, on_device, sm_cou
 
 #: Shapes that a launcher remembers; when there are more, it forgets them all.
 MOST_PLANS = 256
+Plan = TypeVar("Plan")
 LOG2E = 1.4426950408889634
 
 
@@ -81,12 +82,21 @@ def _remembered(module: Any, plan: Callable[..., Any]) -> Callable[..., Any]:
         key = (tensors[0].device, *facts, *settings)
         found = plans.get(key)
         if found is None:
-            if len(plans) >= MOST_PLANS:
-                plans.clear()
-            found = plans[key] = plan(module, tensors, *settings)
+            found = keep(plans, key, plan(module, tensors, *settings))
         return found
 
     return find
+
+
+def keep(plans: dict[Any, Plan], key: Any, plan: Plan) -> Plan:
+    """``plan``, kept in ``plans`` under ``key``; all others are forgotten first where there are `MOST_PLANS`.
+
+    ``plans`` is a plain dict and looking up in it stays with the caller: that is all that a launch of a known shape does.
+    """
+    if len(plans) >= MOST_PLANS:
+        plans.clear()
+    plans[key] = plan
+    return plan
 
 
 def _in_base_2(scale: float) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tilecast.kernels.lasting import capturing, lasting_zeros
-from tilecast.kernels.launching import MOST_PLANS
+from tilecast.kernels.launching import keep
 from tilecast.kernels.starting import Start, compiled_starter, on_device, sm_count
 
 #: Numbers that programs count in, as generated files have it: one to a lane of a warp.
@@ -63,7 +63,7 @@ def gemm_launcher(module: Any) -> Callable[..., None]:
     """``launch`` of a generated GEMM file, which remembers what it works out for a shape.
 
     The result has the signature, the shapes and the refusals of the file's ``launch``: launch(a, b, c, d, alpha, beta), and with ``follows``
-    begins before the launch before has ended, where that leaves A or B and can lead.  It keeps up to `MOST_PLANS` shapes and no tensor.
+    begins before the launch before has ended, where that leaves A or B and can lead.  It keeps a bounded number of shapes and no tensor.
     """
     plans: dict[Any, Any] = {}
     more = _counters if hasattr(module, "IN_STEP") else _nothing
@@ -79,10 +79,8 @@ def gemm_launcher(module: Any) -> Callable[..., None]:
         )  # fmt: skip
         start = plans.get(key)
         if start is None:
-            if len(plans) >= MOST_PLANS:
-                plans.clear()
             beside = FOLLOWS if follows and _overlaps(a.device) else 0
-            start = plans[key] = _plan(module, a, b, c, d, alpha, beta, more(a.device), beside)
+            start = keep(plans, key, _plan(module, a, b, c, d, alpha, beta, more(a.device), beside))
         return start
 
     def launch(a: Any, b: Any, c: Any, d: Any, alpha: float = 1.0, beta: float = 1.0, follows: bool = False) -> None:
@@ -119,8 +117,6 @@ def parted_launcher(module: Any) -> Callable[..., None]:
         sums = d.new_empty(module.sums_shape(*d.shape, parts), dtype=torch.float32)
         starts = plans.get(key)
         if starts is None:
-            if len(plans) >= MOST_PLANS:
-                plans.clear()
             overlaps, programs = _overlaps(a.device), d.shape[0] * -(-d.shape[1] // module.MERGED.value)
             early = overlaps and not _crowds(programs, a.device)
             grid, arguments = module.merge_plan(sums, c if adds else None, d, alpha, beta, early)
@@ -128,10 +124,9 @@ def parted_launcher(module: Any) -> Callable[..., None]:
             factors = len(arguments) - 6
             takes = {0: 0, 1: 1, 2: 2, factors: 3, factors + 1: 4}
             beside = LEADS * early + FOLLOWS * (follows and overlaps)
-            starts = plans[key] = (
-                _plan(module, a, b, None, sums, 1.0, 0.0, (), beside),
-                compiled_starter(module.merge, {"num_warps": 4}, grid, arguments, takes, 5, early),
-            )
+            product = _plan(module, a, b, None, sums, 1.0, 0.0, (), beside)
+            merging = compiled_starter(module.merge, {"num_warps": 4}, grid, arguments, takes, 5, early)
+            starts = keep(plans, key, (product, merging))
         product, merging = starts
         product(a, b, sums, sums, 1.0, 0.0)
         merging(sums, c, d, alpha, beta)
@@ -149,13 +144,11 @@ def copier(module: Any) -> Callable[..., None]:
         key = (x.device, other is None, *[(t.dtype, t.shape, t.stride(), t.data_ptr() & 15) for t in tensors])
         start = plans.get(key)
         if start is None:
-            if len(plans) >= MOST_PLANS:
-                plans.clear()
             grid, arguments = module.plan(x, to, other, other_to, _overlaps(x.device))
             # The other matrix begins where the first one's numbers end.
             second = next(i for i, argument in enumerate(arguments) if i > 1 and isinstance(argument, torch.Tensor))
             takes = {0: 0, 1: 1, second: 2, second + 1: 3}
-            start = plans[key] = compiled_starter(module.copy, module.OPTIONS, grid, arguments, takes, 4)
+            start = keep(plans, key, compiled_starter(module.copy, module.OPTIONS, grid, arguments, takes, 4))
         start(*tensors)
 
     return copy

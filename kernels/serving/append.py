@@ -15,7 +15,7 @@ import torch
 from tilecast.kernels import registry
 from tilecast.kernels.again import watched
 from tilecast.kernels.errors import AttentionError, UnsupportedError
-from tilecast.kernels.launching import MOST_PLANS
+from tilecast.kernels.launching import keep
 from tilecast.kernels.registration import register
 from tilecast.kernels.serving.checks import check_appended_values, check_list, check_new
 from tilecast.kernels.starting import compiled_starter, on_device, takes_of, told_apart
@@ -108,7 +108,7 @@ class Appender:
 
     def __init__(self, module: Any, device: int) -> None:
         self._module, self._device = module, device
-        self._plans: dict[Any, Any] = {}
+        self._plans: dict[Any, Callable[..., None]] = {}
 
     def __call__(self, tensors: tuple[Any, ...], turned: Any, lengths: Any, interleaved: bool, follows: bool) -> None:
         """tensors: in the order of the operator's arguments."""
@@ -120,9 +120,7 @@ class Appender:
         key = (interleaved, follows, *[None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() & 15) for t in tensors])  # fmt: skip
         launch = self._plans.get(key)
         if launch is None:
-            if len(self._plans) >= MOST_PLANS:
-                self._plans.clear()
-            launch = self._plans[key] = self._plan(tensors, interleaved, follows)
+            launch = keep(self._plans, key, self._plan(tensors, interleaved, follows))
         return launch
 
     def _plan(self, tensors: tuple[Any, ...], interleaved: bool, follows: bool) -> Callable[..., None]:
