@@ -19,7 +19,7 @@ def read_rows(path: Path, what: str, error: type[Exception]) -> list[Row]:
 
 
 def numbered_rows(path: str | Path, what: str, error: type[Exception]) -> tuple[list[str], list[tuple[int, Row]]]:
-    """The header, empty for an empty file, and every row under it with the number of its last line; ``error`` as `read_rows`."""
+    """The header, empty for an empty file, and every row under it with the line of the file that it ends on; ``error`` as `read_rows`."""
     # Spreadsheets put a byte order mark first.
     text = read_text(path, what, error).removeprefix("\ufeff")
     try:
@@ -37,9 +37,9 @@ def miscounted(row: Mapping[Any, Any]) -> str:
     return "" if found == len(columns) else f"expected {len(columns)} fields, got {found}"
 
 
-def check_whole(path: Path, rows: Sequence[Row], error: type[Exception]) -> None:
-    """``error`` with the line of the first row that has more or fewer fields than the header."""
-    for number, row in enumerate(rows, 2):
+def check_whole(path: Path, rows: Sequence[tuple[int, Row]], error: type[Exception]) -> None:
+    """``error`` with the line of the first of `numbered_rows` that has more or fewer fields than the header."""
+    for number, row in rows:
         wrong = miscounted(row)
         if wrong:
             raise error(f"{path}: line {number}: {wrong}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean
 
-from tilecast.base.csv_file import check_whole, read_rows
+from tilecast.base.csv_file import Row, check_whole, numbered_rows
 from tilecast.base.data import PUBLISHED
 from tilecast.base.pool import spread
 from tilecast.base.progress import Progress, reported, silent
@@ -83,7 +83,7 @@ def load(path: Path = TABLE) -> tuple[list[Line], list[Excluded]]:
     """All lines of a table of published ablations, and the cases it excludes; AblationError for anything else."""
     lines: list[Line] = []
     excluded: list[Excluded] = []
-    for number, row in enumerate(_rows(path), 2):
+    for number, row in _rows(path):
         if row["excluded"]:
             excluded.append(Excluded(row["id"], row["gpu"], row["from"], row["to"], row["excluded"], row["source"]))
         else:
@@ -91,9 +91,9 @@ def load(path: Path = TABLE) -> tuple[list[Line], list[Excluded]]:
     return lines, excluded
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
-    rows = read_rows(path, "the ablations", AblationError)
-    if not rows or tuple(rows[0]) != COLUMNS:
+def _rows(path: Path) -> list[tuple[int, Row]]:
+    header, rows = numbered_rows(path, "the ablations", AblationError)
+    if not rows or tuple(header) != COLUMNS:
         raise AblationError(
             f"{path}: not a table of published ablations: expected the columns {', '.join(COLUMNS[:4])}, ..."
         )

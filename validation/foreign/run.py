@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tilecast.base.csv_file import Row, check_whole, read_rows
+from tilecast.base.csv_file import Row, check_whole, numbered_rows
 from tilecast.base.data import MEASURED
 from tilecast.base.text_file import read_text
 from tilecast.model.chip.tiles import head_tiles
@@ -76,11 +76,11 @@ class Compared:
 
 def load(path: Path = TABLE) -> tuple[Point, ...]:
     """The launches of ``path``; ForeignError names the row and field that are wrong."""
-    rows = read_rows(path, "the launches", ForeignError)
+    _, rows = numbered_rows(path, "the launches", ForeignError)
     check_whole(path, rows, ForeignError)
     if not rows:
         raise ForeignError(f"{path}: expected a row for each launch, found none")
-    return tuple(_point(row, f"{path}: line {number}") for number, row in enumerate(rows, 2))
+    return tuple(_point(row, f"{path}: line {number}") for number, row in rows)
 
 
 def compare(points: Sequence[Point], loops: dict[str, KernelRoles], machine: Machine) -> tuple[Compared, ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from tilecast.base.csv_file import read_rows
+from tilecast.base.csv_file import numbered_rows
 from tilecast.base.progress import Progress, reported, silent
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.compiled.roles.code import KernelRoles
@@ -106,14 +106,14 @@ def run_gemm(
     table: Path = TABLE, machine: str | None = None, every: int = 1, progress: Progress = silent
 ) -> list[GemmShape]:
     """Every ``every``-th row of the table by shape; VariantError for a table that is something else."""
-    raw = read_rows(table, "the measured kernels", VariantError)
-    if not raw or any(name not in raw[0] for name in _COLUMNS):
+    header, raw = numbered_rows(table, "the measured kernels", VariantError)
+    if not raw or any(name not in header for name in _COLUMNS):
         raise VariantError(f"{table}: not a table of GEMM kernels: expected the columns {', '.join(_COLUMNS)}")
-    chip = load_machine(machine or _machine_of(raw[0].get("gpu", "")))
+    chip = load_machine(machine or _machine_of(raw[0][1].get("gpu", "")))
     shapes: dict[Gemm, list[GemmRow]] = {}
-    kept = [row for row in raw if row["variant"]][::every]
-    for number, row in enumerate(reported(kept, "forecast", len(kept), progress), start=1):
-        found = _row(row, chip, f"{table}, row {number}")
+    kept = [(number, row) for number, row in raw if row["variant"]][::every]
+    for number, row in reported(kept, "forecast", len(kept), progress):
+        found = _row(row, chip, f"{table}: line {number}")
         shapes.setdefault(found.gemm, []).append(found)
     return [GemmShape(gemm, tuple(rows)) for gemm, rows in shapes.items()]
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
+from tilecast.base.csv_file import Row
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.model.step.batch import requests_text, shortened
 from tilecast.model.step.dealing import dealing
@@ -117,7 +118,7 @@ def run_serving(
 ) -> ServingReport:
     """Forecast every row of ``table``; ServingTableError for what cannot be read."""
     raw = read_table(table)
-    gpu = raw[0].get("gpu", "")
+    gpu = raw[0][1].get("gpu", "")
     if machine is None and gpu not in _MACHINES:
         raise ServingTableError(f"{table.name}: no machine is known for GPU '{gpu}': name one with --machine")
     chip = load_machine(machine or _MACHINES[gpu])
@@ -137,8 +138,8 @@ def run_serving(
     return ServingReport(table.name, chip.name, added, tuple(rows), _choices(rows))
 
 
-def _nothing_measured(rows: list[dict[str, str]]) -> list[float]:
-    return [float(row["us"]) for row in rows if row.get("point") == NOTHING]
+def _nothing_measured(rows: Sequence[tuple[int, Row]]) -> list[float]:
+    return [float(row["us"]) for _, row in rows if row.get("point") == NOTHING]
 
 
 def _nothing_us(machine: Machine) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tilecast.base.csv_file import numbered_rows
+from tilecast.base.csv_file import Row, numbered_rows
 from tilecast.base.words import did_you_mean
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.kernel.knobs import family_named
@@ -64,24 +64,23 @@ class _Kind:
     step: Callable[[dict[str, str], Machine], Measured | None]
 
 
-def read_table(table: Path) -> list[dict[str, str]]:
-    """Rows of a table of a known kind; ServingTableError."""
-    header, numbered = numbered_rows(table, "the table", ServingTableError)
+def read_table(table: Path) -> list[tuple[int, Row]]:
+    """(line, row) of a table of a known kind; ServingTableError."""
+    header, rows = numbered_rows(table, "the table", ServingTableError)
     if _kind(header) is None:
         missing = next(name for name in _STEPS.columns if name not in header)
         near = did_you_mean(missing, header)
         raise ServingTableError(f"{table.name}: row 1: expected a column '{missing}', got none{near}")
-    rows = [row for _, row in numbered]
     if not rows:
         raise ServingTableError(f"{table.name}: expected at least one row, got none")
     return rows
 
 
-def steps(rows: list[dict[str, str]], machine: Machine, table: str) -> Iterator[Measured]:
+def steps(rows: list[tuple[int, Row]], machine: Machine, table: str) -> Iterator[Measured]:
     """The steps of a table that are forecast; ServingTableError names the row that makes no sense."""
-    kind = _kind(list(rows[0]))
+    kind = _kind(list(rows[0][1]))
     assert kind is not None  # `read_table` has seen to that
-    for number, row in enumerate(rows, 2):
+    for number, row in rows:
         try:
             found = kind.step(row, machine)
         except (KeyError, TypeError, ValueError, WorkloadError, VariantError) as error:

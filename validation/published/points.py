@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilecast.base.csv_file import check_whole, read_rows
+from tilecast.base.csv_file import Row, check_whole, numbered_rows, read_rows
 from tilecast.base.data import PUBLISHED
 from tilecast.model.kernel.workload import Workload, WorkloadError
 
@@ -161,9 +161,9 @@ def load_points(path: Path | None = None) -> tuple[list[PublishedPoint], list[Ex
     return points, excluded
 
 
-def pass_rows(path: Path, direction: str) -> list[tuple[int, dict[str, str]]]:
+def pass_rows(path: Path, direction: str) -> list[tuple[int, Row]]:
     """(line, row) of every row of a table that is of one pass, "fwd" or "bwd"."""
-    return [(number, row) for number, row in enumerate(_table(path), 2) if row["pass"] == direction]
+    return [(number, row) for number, row in _table(path) if row["pass"] == direction]
 
 
 def machine_of(gpu: str) -> str:
@@ -191,10 +191,10 @@ def row_workload(number: int, row: dict[str, str]) -> Workload | Excluded:
         return Excluded(number, f"not a workload: {error}")
 
 
-def _table(path: Path) -> list[dict[str, str]]:
-    """The rows of a csv file with the columns of our table, in any order; more columns do no harm."""
-    rows = read_rows(path, "the points", PublishedError)
-    missing = [name for name in COLUMNS if not rows or name not in rows[0]]
+def _table(path: Path) -> list[tuple[int, Row]]:
+    """(line, row) of a csv file with the columns of our table, in any order; more columns do no harm."""
+    header, rows = numbered_rows(path, "the points", PublishedError)
+    missing = [name for name in COLUMNS if not rows or name not in header]
     if missing:
         found = "no rows" if not rows else f"no column {', '.join(missing)}"
         raise PublishedError(f"{path}: not a table of published points: expected {', '.join(COLUMNS)}; got {found}")

@@ -16,9 +16,8 @@ class _OwnError(ValueError):
 def test_rows_come_by_column_with_line_breaks_inside_quotes(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text('id,said\n1,"two\nlines"\n2,\n', encoding="utf-8")
-    rows = read_rows(file, "the table", _OwnError)
-    assert rows == [{"id": "1", "said": "two\nlines"}, {"id": "2", "said": ""}]
-    check_whole(file, rows, _OwnError)
+    assert read_rows(file, "the table", _OwnError) == [{"id": "1", "said": "two\nlines"}, {"id": "2", "said": ""}]
+    check_whole(file, numbered_rows(file, "the table", _OwnError)[1], _OwnError)
 
 
 @pytest.mark.parametrize(("line", "fields"), [("3", 1), ("3,4,5", 3)])
@@ -28,7 +27,11 @@ def test_a_row_with_other_fields_than_the_header_is_refused_with_its_line(
     file = tmp_path / "a.csv"
     file.write_text(f"id,said\n1,2\n{line}\n", encoding="utf-8")
     with pytest.raises(_OwnError, match=rf"^{file}: line 3: expected 2 fields, got {fields}$"):
-        check_whole(file, read_rows(file, "the table", _OwnError), _OwnError)
+        check_whole(file, numbered_rows(file, "the table", _OwnError)[1], _OwnError)
+    # The line that an editor shows: empty lines and line breaks inside quotes count.
+    file.write_text(f'id,said\n\n1,"a\nb"\n{line}\n', encoding="utf-8")
+    with pytest.raises(_OwnError, match=rf"^{file}: line 5: expected 2 fields, got {fields}$"):
+        check_whole(file, numbered_rows(file, "the table", _OwnError)[1], _OwnError)
 
 
 def test_what_is_no_csv_is_one_sentence(tmp_path: Path) -> None:

@@ -119,14 +119,14 @@ def test_tables_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_a_step_says_which_tables_of_its_machine_it_was_held_against() -> None:
     held = {
-        _MACHINES[read_table(path)[0]["gpu"]]
+        _MACHINES[read_table(path)[0][1]["gpu"]]
         for path in (TABLE, *(ROOT / "data" / "measured" / name for name in SHOWN))
     }
     assert held == set(HELD_AGAINST)
     for machine, (_, command) in HELD_AGAINST.items():
         table = command.removeprefix("tilecast validate serving").strip()
         path = ROOT / table if table else TABLE
-        assert _MACHINES[read_table(path)[0]["gpu"]] == machine
+        assert _MACHINES[read_table(path)[0][1]["gpu"]] == machine
         assert path in (TABLE, *(ROOT / "data" / "measured" / name for name in SHOWN))
     batch = Batch(((1, 1024),), Workload(1, 32, 8, 1))
     for machine in ("h200-sxm", "h100-sxm"):

@@ -105,8 +105,8 @@ def test_a_table_of_one_s_own(tmp_path: Path) -> None:
     assert report_dict([shape])["shapes"][0]["kernels"] == 1  # type: ignore[index]
     for broken, words in (
         ("a,b\n1,2\n", "not a table of GEMM kernels"), (head, "not a table of GEMM kernels"),
-        (head + one.replace("stages=4", "stags=4"), "row 1: --variant: family gemm_hopper has no knob 'stags'"),
-        (head + one.replace(",20.0", ",1.0"), "row 1: us: expected more than"), (head + one.replace("2048,2048", "x,2048"), "row 1: "),
+        (head + one.replace("stages=4", "stags=4"), "line 2: --variant: family gemm_hopper has no knob 'stags'"),
+        (head + one.replace(",20.0", ",1.0"), "line 2: us: expected more than"), (head + one.replace("2048,2048", "x,2048"), "line 2: "),
     ):  # fmt: skip
         table.write_text(broken)
         with pytest.raises(VariantError, match=words):
