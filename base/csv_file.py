@@ -37,6 +37,22 @@ def miscounted(row: Mapping[Any, Any]) -> str:
     return "" if found == len(columns) else f"expected {len(columns)} fields, got {found}"
 
 
+def whole_in(row: Row, name: str) -> int:
+    """The whole number in a row's column ``name``; ValueError that says what stands there instead."""
+    try:
+        return int(row[name])
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}: expected a whole number, got '{row[name]}'") from None
+
+
+def number_in(row: Row, name: str) -> float:
+    """The number in a row's column ``name``; ValueError that says what stands there instead."""
+    try:
+        return float(row[name])
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}: expected a number, got '{row[name]}'") from None
+
+
 def check_whole(path: Path, rows: Sequence[tuple[int, Row]], error: type[Exception]) -> None:
     """``error`` with the line of the first of `numbered_rows` that has more or fewer fields than the header."""
     for number, row in rows:

@@ -13,6 +13,8 @@ class OutputError(ValueError):
 
 def check_writable(path: str | Path, error: type[Exception] = OutputError) -> Path:
     """The path, if a file can be created or replaced there; ``error`` otherwise.  Nothing is written."""
+    if not str(path):
+        raise error("expected a file name to write to, got an empty one")
     target = Path(path)
     try:
         target.stat()

@@ -22,8 +22,13 @@ def read_text(path: str | Path, what: str, error: type[Exception]) -> str:
 
 def content(path: str | Path) -> str:
     """The text of a file, of a pipe as well; OSError and UnicodeDecodeError for what is none or more than `MOST_BYTES`."""
+    return io.TextIOWrapper(io.BytesIO(bounded_bytes(path)), encoding="utf-8").read()
+
+
+def bounded_bytes(path: str | Path) -> bytes:
+    """What a file, a pipe or a device holds; OSError for more than `MOST_BYTES`."""
     with Path(path).open("rb") as file:
         read = file.read(MOST_BYTES + 1)
     if len(read) > MOST_BYTES:
         raise OSError(errno.EFBIG, f"more than {MOST_BYTES >> 20} MB")
-    return io.TextIOWrapper(io.BytesIO(read), encoding="utf-8").read()
+    return read

@@ -118,7 +118,7 @@ def read_largest(text: str | None) -> dict[str, int]:
     for part in filter(None, (text or "").replace(" ", "").split(",")):
         name, _, number = part.partition("=")
         if not name.isidentifier() or not number.isdigit():
-            raise RequestError(f"largest: expected NAME=NUMBER,... like M=65536,N=8192, got '{text}'")
+            raise RequestError(f"--largest: expected NAME=NUMBER,... like M=65536,N=8192, got '{text}'")
         found[name] = int(number)
     return found
 

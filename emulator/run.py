@@ -127,6 +127,10 @@ class Loaded:
         names = {**replaced(self.session), **(names or {})}
         self.torch = HostTorch()
         self.module = source.load({**modules(self.session), "torch": self.torch}, names, change=change)
+        if not hasattr(self.module, "launch"):
+            raise RequestError(
+                f"{source.path}: expected a whole file written by 'tilecast generate', it lacks 'launch'"
+            )
 
     def begin(self, mode: str, seed: int, sms: int | None, watcher: Watcher | None = None) -> None:
         """Set the session for a launch: schedule, SMs, who watches; forget the one before."""

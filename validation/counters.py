@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilecast.base.csv_file import read_rows
+from tilecast.base.csv_file import Row, check_whole, number_in, numbered_rows, whole_in
 from tilecast.base.progress import Progress, reported, silent
 from tilecast.model.compiled.code import CodeError, KernelCode
 from tilecast.model.compiled.forecast import forecast
@@ -26,6 +26,13 @@ SHARES = {
     "fma": "fma_percent",
     "alu": "alu_percent",
 }
+#: Columns of the table: the problem's sizes, named as in `Workload`, and all that are read.
+_SIZES = ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "head_dim_qk", "head_dim_v")
+_COLUMNS = (
+    "machine", "kernel", "variant", "dtype", *_SIZES, "mask", "window_left", "window_right", "counter", "value",
+)  # fmt: skip
+#: Counters that every kernel has: elapsed cycles, and those in which an SM holds warps.
+_CLOCKS = ("cycles", "active_cycles")
 #: Differences beyond this many points are a disagreement that names the unit.
 POINTS = 5.0
 #: SM clock of the profiler's runs, for what the model holds in seconds; the profiler leaves the clock alone.
@@ -51,30 +58,35 @@ class CounterRow:
 
 def load(table: Path = TABLE, codes: Path = CODES, progress: Progress = silent) -> list[CounterRow]:
     """Rows of the table whose machine code is profiled; CodeError when files are missing or are something else."""
-    raw = read_rows(table, "the counters", CodeError)
+    header, raw = numbered_rows(table, "the counters", CodeError)
     profiles = read_profiles(codes)
-    if not raw or "counter" not in raw[0]:
-        raise CodeError(
-            f"{table}: not a table of counters: expected the columns kernel, variant, ..., counter, metric, value"
-        )
+    if not raw or any(name not in header for name in _COLUMNS):
+        raise CodeError(f"{table}: not a table of counters: expected the columns {', '.join(_COLUMNS)}")
+    check_whole(table, raw, CodeError)
     kernels: dict[tuple[str, str, Workload, str], dict[str, float]] = {}
-    for row in raw:
-        mask = row["mask"]
-        window = (int(row["window_left"]), int(row["window_right"])) if mask == "window" else None
-        work = Workload(
-            int(row["batch"]), int(row["heads_q"]), int(row["heads_kv"]), int(row["seqlen_q"]), int(row["seqlen_k"]),
-            int(row["head_dim_qk"]), int(row["head_dim_v"]), mask, window, row["dtype"],
-        )  # fmt: skip
-        kernels.setdefault((row["kernel"], row["variant"], work, row["machine"]), {})[row["counter"]] = float(
-            row["value"]
-        )
+    for line, row in raw:
+        try:
+            key, value = (row["kernel"], row["variant"], _workload(row), row["machine"]), number_in(row, "value")
+        except ValueError as error:
+            raise CodeError(f"{table}: line {line}: {error}") from None
+        kernels.setdefault(key, {})[row["counter"]] = value
     found = []
     steps = reported(kernels.items(), "forecast", len(kernels), progress)
     for (kernel, variant, work, machine), counters in steps:
         code = profiles.get((kernel, variant, work.head_dim_qk, work.head_dim_v, work.mask, work.dtype))
-        if code is not None:
-            found.append(_row(code, work, machine, counters))
+        if code is None:
+            continue
+        if any(counters.get(name, 0.0) <= 0.0 for name in _CLOCKS):
+            raise CodeError(f"{table}: {kernel} {variant}: expected the counters {' and '.join(_CLOCKS)}, each above 0")
+        found.append(_row(code, work, machine, counters))
     return found
+
+
+def _workload(row: Row) -> Workload:
+    """The problem of a row; ValueError names the column that is wrong."""
+    window = (whole_in(row, "window_left"), whole_in(row, "window_right")) if row["mask"] == "window" else None
+    sizes = {name: whole_in(row, name) for name in _SIZES}
+    return Workload(**sizes, mask=row["mask"], window=window, dtype=row["dtype"])
 
 
 def _row(code: KernelCode, work: Workload, machine: str, counters: dict[str, float]) -> CounterRow:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tilecast.base.text_file import bounded_bytes
 from tilecast.codegen.compiler.compile import TARGETS, CompileError, tool
 from tilecast.codegen.compiler.elf import MAGIC, ElfError, is_host_elf, read_cubin
 from tilecast.codegen.compiler.opcodes import check_known
@@ -89,12 +90,20 @@ def from_cubin(cubin: bytes, file: str, target: str, kernel: str) -> Binary:
 def _candidates(file: Path, arch: str | None = None) -> Iterable[_Candidate]:
     if file.is_dir():
         return _of_folder(file)
-    data = file.read_bytes()
+    data = _bytes_of(file)
     if data[:4] == _FATBIN or is_host_elf(data):
         return _of_fatbin(file, arch)
     if data[:4] == MAGIC:
         return _of_cubin(str(file), data, _metadata(file.with_suffix(".json")))
     return _of_listing(file, data)
+
+
+def _bytes_of(file: Path) -> bytes:
+    """All of a file, however large a library is; of what may have no end (a device, a pipe) only so much as a text may have."""
+    try:
+        return file.read_bytes() if file.is_file() else bounded_bytes(file)
+    except OSError as failure:
+        raise BinaryError(f"{file}: cannot read the code: {failure.strerror or failure}") from None
 
 
 def _of_folder(folder: Path) -> list[_Candidate]:
@@ -168,7 +177,7 @@ def _of_listing(file: Path, data: bytes) -> list[_Candidate]:
     if not parts:
         raise BinaryError(
             f"{file}: expected an ELF of device code, a fatbin, a Triton cache folder, a listing of nvdisasm -c or a Python "
-            f"file written by 'tilecast generate', its first bytes are {data[:8]!r}"
+            f"file written by 'tilecast generate', got {f'one that begins {data[:8]!r}' if data else 'an empty file'}"
         )
     found = []
     for part in parts:

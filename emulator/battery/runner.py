@@ -27,7 +27,7 @@ from tilecast.emulator.errors import (
 from tilecast.emulator.expressions import SILENT
 from tilecast.emulator.origins import by_turns
 from tilecast.emulator.source import Source
-from tilecast.model.machine.machine import Machine
+from tilecast.model.machine.machine import Machine, MachineError
 
 #: Lines that a message about a place outside a tensor quotes.
 _BEHIND = 16
@@ -92,7 +92,7 @@ def run_battery(
         run = bench_for(source, machine)
     except SyntaxError as error:
         raise RequestError(f"{source.path}: line {error.lineno}: {error.msg}") from None
-    except EmulationError:
+    except (EmulationError, MachineError):
         raise
     except Exception as error:
         # What stands at the top of the file, before anything is launched.

@@ -78,7 +78,7 @@ def _near(word: str, machine: Machine) -> str:
         # A right fact in the wrong section, or without one.
         tail = word.rpartition(".")[2]
         fields = {key.partition(".")[2]: key for key in machine}
-        close = [fields[field] for field in close_matches(tail, fields)]
+        close = [fields[field] for field in close_matches(tail, fields, cutoff=0.6)]
     if close:
         return f"; did you mean {' or '.join(close)}?"
     return f"; sections: {', '.join(sorted(sections))}; `tilecast machine show {machine.name}` lists every fact"

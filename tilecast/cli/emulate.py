@@ -109,6 +109,8 @@ def emulate(
         raise typer.BadParameter(
             "--case, --keep-going and --superfluous are for the battery: without --quick and without a problem"
         )
+    if call is not None and main:
+        raise typer.BadParameter("--call evaluates an expression and --main runs the whole script: give one of the two")
     if whole and call is None:
         raise typer.BadParameter("--whole is about what --call returns", param_hint="'--whole'")
     if largest is not None and call is None and not main:
@@ -125,7 +127,7 @@ def emulate(
     if call is not None or main:
         _emulate_any(
             file,
-            None if main else call,
+            call,
             machine,
             mode or "late",
             seed or 0,

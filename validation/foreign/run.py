@@ -14,15 +14,13 @@ from pathlib import Path
 
 from tilecast.base.csv_file import Row, check_whole, numbered_rows
 from tilecast.base.data import MEASURED
-from tilecast.base.text_file import read_text
 from tilecast.model.chip.tiles import head_tiles
-from tilecast.model.compiled.code import CodeError
 from tilecast.model.compiled.roles.code import KernelRoles
 from tilecast.model.compiled.roles.costs import role_costs
 from tilecast.model.compiled.roles.launch import CtaCost, Launch, cta_cost, launch
-from tilecast.model.compiled.roles.store import load_roles
 from tilecast.model.kernel.workload import Workload, WorkloadError
 from tilecast.model.machine.machine import Machine, load_machine
+from tilecast.validation.loops_file import read_roles
 
 TABLE = MEASURED / "h200_foreign.csv"
 LOOPS = MEASURED / "h200_foreign_loops.txt"
@@ -102,7 +100,7 @@ def compare(points: Sequence[Point], loops: dict[str, KernelRoles], machine: Mac
 
 def run_foreign(path: Path = TABLE, loops: Path = LOOPS, machine: str = "h200-sxm") -> tuple[Compared, ...]:
     """Every launch of ``path`` against the loops of ``loops``; raises ForeignError, CodeError, MachineError."""
-    return compare(load(path), load_roles(read_text(loops, "the loops", CodeError)), load_machine(machine))
+    return compare(load(path), read_roles(loops), load_machine(machine))
 
 
 def _point(row: Row, where: str) -> Point:

@@ -6,17 +6,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tilecast.base.data import MEASURED
-from tilecast.base.text_file import read_text
 from tilecast.model.backward import BackwardVariant
-from tilecast.model.compiled.code import CodeError
 from tilecast.model.compiled.roles.code import KernelRoles
 from tilecast.model.compiled.roles.loop_code import LoopCode, loop_code
-from tilecast.model.compiled.roles.store import load_roles
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.variants.fa3_backward import Fa3BackwardVariant
 from tilecast.model.kernel.variants.fa3_backward_apart import Fa3BackwardApartVariant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
+from tilecast.validation.loops_file import read_roles
 
 #: Written by tools/backward_loops.py: the loops of `key_of`, and of iterations that mask where a mask has them.
 LOOPS = MEASURED / "h200_backward_loops.txt"
@@ -70,4 +68,4 @@ class RecordedLoops:
 
 def recorded_loops(machine: Machine, path: Path = LOOPS) -> RecordedLoops:
     """The loops of a file; CodeError, naming it, for one that is something else."""
-    return RecordedLoops(load_roles(read_text(path, "the loops of backward passes", CodeError)), machine)
+    return RecordedLoops(read_roles(path, "the loops of backward passes"), machine)

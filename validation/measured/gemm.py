@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from tilecast.base.csv_file import numbered_rows
+from tilecast.base.csv_file import check_whole, number_in, numbered_rows, whole_in
 from tilecast.base.progress import Progress, reported, silent
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.compiled.roles.code import KernelRoles
-from tilecast.model.compiled.roles.store import load_roles
 from tilecast.model.gemm.code import code_cycles
 from tilecast.model.gemm.evaluate import evaluate_gemm
 from tilecast.model.gemm.families import legality
@@ -24,6 +23,7 @@ from tilecast.model.gemm.variant import GemmVariant, gemm_variant_text, parse_ge
 from tilecast.model.gemm.workload import Gemm
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.machine.machine import Machine, load_machine
+from tilecast.validation.loops_file import read_roles
 from tilecast.validation.measured.run import DATA
 from tilecast.validation.statistics import ErrorSummary, rank_correlation, summarise
 
@@ -94,7 +94,7 @@ class GemmShape:
 @lru_cache(maxsize=4)
 def kept_codes(path: Path = CODES) -> Mapping[str, KernelRoles]:
     """Machine code of measured kernels, by `code_name`; CodeError for a file that is something else, none where there is no file."""
-    return load_roles(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return read_roles(path) if path.is_file() else {}
 
 
 def code_name(wide: str, variant: GemmVariant) -> str:
@@ -109,6 +109,7 @@ def run_gemm(
     header, raw = numbered_rows(table, "the measured kernels", VariantError)
     if not raw or any(name not in header for name in _COLUMNS):
         raise VariantError(f"{table}: not a table of GEMM kernels: expected the columns {', '.join(_COLUMNS)}")
+    check_whole(table, raw, VariantError)
     chip = load_machine(machine or _machine_of(raw[0][1].get("gpu", "")))
     shapes: dict[Gemm, list[GemmRow]] = {}
     kept = [(number, row) for number, row in raw if row["variant"]][::every]
@@ -126,11 +127,12 @@ def _row(row: dict[str, str], chip: Machine, where: str) -> GemmRow:
     try:
         wide = row["c_dtype"]
         gemm = Gemm(
-            int(row["m"]), int(row["n"]), int(row["k"]), c_dtype=wide, d_dtype=wide, in_place=row["in_place"] == "1"
-        )
+            whole_in(row, "m"), whole_in(row, "n"), whole_in(row, "k"), c_dtype=wide, d_dtype=wide,
+            in_place=row["in_place"] == "1",
+        )  # fmt: skip
         family = row["variant"].partition(",")[0].removeprefix("family=")
         # Tables that do not say so are of kernels that order their first copies in the warp that copies.
-        variant, us = parse_gemm_variant(row["variant"], GemmVariant(family, early=0)), float(row["us"]) - EMPTY_US
+        variant, us = parse_gemm_variant(row["variant"], GemmVariant(family, early=0)), number_in(row, "us") - EMPTY_US
         told = float(row.get("effective_mhz") or 0.0)
     except ValueError as error:
         raise VariantError(f"{where}: {error}") from None

@@ -39,7 +39,11 @@ def generated_runs(measured: Iterable[Measured]) -> list[Measured]:
 
 def read_profiles(codes: Path) -> Mapping[CodeKey, KernelCode]:
     """Profiles of a file of `tilecast profile` by kernel; CodeError, naming the file, for one that is something else."""
-    return _profiles(read_text(codes, "the profiles", CodeError))
+    text = read_text(codes, "the profiles", CodeError)
+    try:
+        return _profiles(text)
+    except CodeError as error:
+        raise CodeError(f"{codes}: {error}") from None
 
 
 @lru_cache(maxsize=4)

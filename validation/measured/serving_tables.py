@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tilecast.base.csv_file import Row, numbered_rows
+from tilecast.base.csv_file import Row, check_whole, number_in, numbered_rows, whole_in
 from tilecast.base.words import did_you_mean
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.kernel.knobs import family_named
@@ -73,6 +73,7 @@ def read_table(table: Path) -> list[tuple[int, Row]]:
         raise ServingTableError(f"{table.name}: row 1: expected a column '{missing}', got none{near}")
     if not rows:
         raise ServingTableError(f"{table.name}: expected at least one row, got none")
+    check_whole(table, rows, ServingTableError)
     return rows
 
 
@@ -98,20 +99,11 @@ def _kind(header: list[str]) -> _Kind | None:
 
 
 def _whole(row: dict[str, str], *names: str) -> list[int]:
-    found = []
-    for name in names:
-        try:
-            found.append(int(row[name]))
-        except (TypeError, ValueError):
-            raise WorkloadError(f"{name}: expected a whole number, got '{row[name]}'") from None
-    return found
+    return [whole_in(row, name) for name in names]
 
 
 def _us(row: dict[str, str], name: str = "us") -> float:
-    try:
-        value = float(row[name])
-    except (TypeError, ValueError):
-        value = 0.0
+    value = number_in(row, name)
     if not value > 0.0:
         raise WorkloadError(f"{name}: expected microseconds above 0, got '{row[name]}'")
     return value

@@ -10,16 +10,14 @@ from __future__ import annotations
 from functools import lru_cache
 
 from tilecast.base.data import PUBLISHED
-from tilecast.base.text_file import read_text
-from tilecast.model.compiled.code import CodeError
 from tilecast.model.compiled.roles.code import KernelRoles
 from tilecast.model.compiled.roles.costs import role_costs
 from tilecast.model.compiled.roles.run import run_roles
-from tilecast.model.compiled.roles.store import load_roles
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.variants.fa4 import Fa4Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
+from tilecast.validation.loops_file import read_roles
 from tilecast.validation.published.points import CyclePoint
 
 LOOPS = PUBLISHED / "fa4_loops.txt"
@@ -52,7 +50,7 @@ def release_of(source: str, dtype: str) -> str:
 @lru_cache(maxsize=1)
 def read_loops() -> dict[str, KernelRoles]:
     """Kernels by `loop_name`."""
-    return load_roles(read_text(LOOPS, "the loops", CodeError))
+    return read_roles(LOOPS)
 
 
 def loop_name(

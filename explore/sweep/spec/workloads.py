@@ -27,7 +27,9 @@ def read_workloads(where: str, raw: dict[str, Any], folder: Path, most: int) -> 
     """
     tables = raw.get("workload")
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
-        raise SpecError(f"{where}: expected at least one [[workload]] table, got {tables!r}")
+        raise SpecError(
+            f"{where}: expected at least one [[workload]] table, got {'none' if tables is None else repr(tables)}"
+        )
     found: dict[Workload, None] = {}
     for number, table in enumerate(tables, start=1):
         for workload in _table(f"{where}: workload {number}", table, folder, most):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.paths import ROOT
 
+from tilecast.base.data import SHIPPED_KERNELS
 from tilecast.cli import main
 
 #: The header of a device ELF, whose tables of sections and segments lie behind it.
@@ -76,6 +77,8 @@ ALONE = [
     ("emulate", "hopper_ws_d64_full", "--mode", "early"), ("emulate", "hopper_ws_d64_full", "--sms", "1"),
     ("emulate", "hopper_ws_d64_full", "--seqlen", "0"),
     ("emulate", "hopper_ws_d64_full", "--seqlen", "100000", "--heads", "64", "--batch", "64"),
+    ("emulate", "hopper_ws_d64_full", "--machine", "h300"), ("emulate", "x.py", "--call", "f()", "--main"), ("emulate", "x.py", "--main", "--largest", "M"),
+    ("inspect", "/dev/zero"), ("forecast", "/dev/zero"), ("generate", "h200", "-o", ""),
     ("inspect", "k.py"), ("measure", "--mode", "fast"), ("measure", "--rounds", "1"), ("measure", "--seqlen", "0"),
     ("sweep",), ("profile",), ("counters",), ("calibrate", "--only", "nope"), ("machine", "show", "h300"),
     ("gemm",), ("gemm", "h200"), ("gemm", "h200", "--m", "64", "--n", "64"), ("gemm", "h300", "--m", "64", "--n", "64", "--k", "64"),
@@ -95,7 +98,8 @@ READERS = [
     ("emulate", "./FILE"), ("emulate", "FILE", "--call", "main()"), ("forecast", "./FILE"), ("forecast", "FILE", "--call", "main()"),
     ("inspect", "FILE"), ("step", "h200", "--batch-file", "FILE"), ("gemm", "./FILE", "--m", "8", "--n", "8", "--k", "8"), ("validate", "measured", "FILE"), ("validate", "measured", "--code", "FILE"),
     ("validate", "counters", "FILE"), ("validate", "counters", "--code", "FILE"), ("validate", "tuner", "FILE"),
-    ("validate", "compare", "FILE"), ("validate", "ablations", "FILE"), ("validate", "ablations", "--code", "FILE"),
+    ("validate", "published", "FILE"), ("validate", "foreign", "FILE"), ("validate", "foreign", "--loops", "FILE"), ("validate", "serving", "FILE"),
+    ("validate", "gemm", "FILE"), ("validate", "compare", "FILE"), ("validate", "ablations", "FILE"), ("validate", "ablations", "--code", "FILE"),
 ]  # fmt: skip
 #: Verbs with problems of their own, what else they need, and their options.
 OTHERS = {
@@ -139,6 +143,11 @@ FILES = ("missing.toml", "folder.toml", "binary.toml", "empty.toml", "nested.tom
 #: Files with one fault each, by the verb that reads them.
 _FACT = 'inherits = "b200"\n[chip]\nsm_count = {{ value = {}, unit = "{}", kind = "spec", source = "x"{} }}\n'
 _ROW = "head_dim,seqlen,batch\n128,{},1\n"
+_COUNTER = (
+    "machine,kernel,variant,dtype,batch,heads_q,heads_kv,seqlen_q,seqlen_k,head_dim_qk,head_dim_v,mask,window_left,window_right,counter,value\n"
+    "h200-sxm,hopper_ws,x,bf16,{},1,1,64,64,64,64,none,-1,-1,cycles,{}\n"
+)
+_GEMM = "m,n,k,c_dtype,in_place,variant,us\n{},64,64,bf16,0,stages=4,{}\n"
 FAULTS: dict[tuple[str, ...], dict[str, str | bytes]] = {
     ("predict", "b200", "--shapes"): {
         "nan.csv": _ROW.format("nan"),
@@ -210,6 +219,16 @@ FAULTS: dict[tuple[str, ...], dict[str, str | bytes]] = {
         "nul.py": "x = 1\x00\n",
         "other.py": "def f(): pass\n",
         "number.py": "TILECAST = 5\n",
+        "cut.py": (SHIPPED_KERNELS / "hopper_ws_d64_full.py").read_text().partition("@gluon.jit")[0],
+    },
+    ("validate", "counters"): {
+        "number.csv": _COUNTER.format("many", "9"),
+        "short.csv": _COUNTER.format("1", "9").replace(",9\n", "\n"),
+    },
+    ("validate", "gemm"): {
+        "number.csv": _GEMM.format("many", "9"),
+        "time.csv": _GEMM.format("64", "soon"),
+        "short.csv": _GEMM.format("64", "9").replace(",9\n", "\n"),
     },
     ("validate", "compare"): {"empty.zip": "", "text.zip": "PK\x03\x04", "cut.zip": b"PK\x03\x04" + bytes(200)},
     ("sweep",): {

@@ -1,0 +1,19 @@
+"""Read a file of steady loops, naming the file where it is something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tilecast.base.text_file import read_text
+from tilecast.model.compiled.code import CodeError
+from tilecast.model.compiled.roles.code import KernelRoles
+from tilecast.model.compiled.roles.store import load_roles
+
+
+def read_roles(path: Path, what: str = "the loops") -> dict[str, KernelRoles]:
+    """The kernels of ``path`` by name; CodeError, naming the file, where ``what`` cannot be read or is something else."""
+    text = read_text(path, what, CodeError)
+    try:
+        return load_roles(text)
+    except CodeError as error:
+        raise CodeError(f"{path}: {error}") from None
