@@ -148,6 +148,7 @@ def on_chip(function: Function) -> bool:
 
 
 def lines_of(node: Any) -> range:
+    """Lines of the file that a node of its syntax tree stands on."""
     return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 

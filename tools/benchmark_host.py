@@ -46,6 +46,7 @@ def host_us(runs: Runs) -> dict[str, float]:
 
 
 def randn(*shape: int, gradient: bool = False) -> torch.Tensor:
+    """A bfloat16 tensor on the GPU."""
     return torch.randn(shape, device="cuda", dtype=BF16, requires_grad=gradient)
 
 

@@ -36,6 +36,7 @@ ROWS_AT_ONCE = 512
 
 
 def run(module: ModuleType, q: Any, k: Any, v: Any, scales: tuple[Any, Any, Any], scale: float) -> tuple[Any, Any]:
+    """(out, lse) of a kernel file on e4m3 tensors and their factors; out begins as NaN."""
     out = torch.full(q.shape, math.nan, dtype=torch.bfloat16, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     module.launch(q, k, v, out, lse, scale, -1, -1, *scales)
@@ -68,6 +69,7 @@ def quantised(x: Any, per_head: bool = False) -> tuple[Any, Any]:
 
 
 def inputs(protocol: str, dim: int) -> tuple[Any, Any, Any]:
+    """float64 q, k, v (batch, heads, seqlen, dim) of a protocol: the same at every call."""
     torch.manual_seed(0)
 
     def draw(heads: int, rows: int) -> Any:
@@ -126,6 +128,7 @@ def errors(path: str) -> list[tuple[object, ...]]:
 
 
 def write_errors(files: list[str], target: str) -> None:
+    """Errors of kernel files by protocol, to a CSV."""
     rows = []
     for file in files:
         found = errors(file)
@@ -196,6 +199,7 @@ def calls(path: str, length: int) -> tuple[dict[str, tuple[Any, str]], tuple[Any
 
 
 def bf16(dim: int, length: int, causal: bool) -> dict[str, tuple[Any, str]]:
+    """`tilecast.attention` on bfloat16 inputs of a shape, by what it is called in the table."""
     import tilecast
 
     shape = (TOKENS // length, HIDDEN // dim, length, dim)
@@ -216,6 +220,7 @@ def _warm(path: str) -> str:
 
 
 def time_all(files: list[str], target: str, seconds: float, library: str | None = None) -> None:
+    """Times of kernel files beside bf16 and cuDNN, in turns, to a CSV; no shape begins after so many seconds."""
     begin, nvml, rows, told = time.time(), Nvml(), [], set()
     kinds = sorted({(w["head_dim_qk"], w["mask"]) for w in (module_of(f).TILECAST["workload"] for f in files)})
     for length in reversed(LENGTHS):

@@ -47,6 +47,7 @@ def decoder(layers: int) -> Any:
 
 
 def prompts_of(count: int, vocabulary: int) -> list[list[int]]:
+    """Token numbers of so many prompts of 64 to 2048 tokens, the same at every call."""
     draw = random.Random(0)
     return [[draw.randrange(vocabulary) for _ in range(draw.randint(64, 2048))] for _ in range(count)]
 

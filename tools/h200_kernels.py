@@ -33,12 +33,14 @@ FIELDS = ("gpu", "date", "driver", "torch", "triton", "kernel", "version", "dtyp
 
 
 def tensors(dim: int, length: int) -> tuple[torch.Tensor, ...]:
+    """q, k, v (batch, heads, length, dim) in bfloat16, 16k tokens in all."""
     torch.manual_seed(0)
     shape = (TOKENS // length, HIDDEN // dim, length, dim)
     return tuple(torch.randn(shape, device="cuda", dtype=torch.float32).to(torch.bfloat16) for _ in range(3))
 
 
 def flex(causal: bool, length: int):  # type: ignore[no-untyped-def]
+    """FlexAttention, compiled, as (q, k, v) -> out."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     torch._dynamo.config.recompile_limit = 200
@@ -48,6 +50,7 @@ def flex(causal: bool, length: int):  # type: ignore[no-untyped-def]
 
 
 def ours(family: str, dim: int, length: int, causal: bool):  # type: ignore[no-untyped-def]
+    """(the shipped kernel of a family for a shape as (q, k, v) -> out, its file); None and "" where there is none."""
     from tilecast.kernels import registry
 
     entries = tuple(e for e in registry.shipped() if e.family == family)
@@ -119,6 +122,7 @@ def measure(functions, rounds: int):  # type: ignore[no-untyped-def]
 
 
 def shapes(quick: bool) -> list[tuple[int, int, bool]]:
+    """(head_dim, seqlen, causal) in the order in which they are timed."""
     lengths = (512, 4096) if quick else LENGTHS
     return [(dim, length, causal) for dim in DIMS for length in lengths for causal in (False, True)]
 

@@ -29,6 +29,7 @@ print(time.perf_counter() - begin)
 
 
 def cold(dims: tuple[int, int], mask: str) -> float:
+    """Seconds of the first call in a fresh process with an empty cache."""
     with tempfile.TemporaryDirectory() as cache:
         done = subprocess.run([sys.executable, "-c", COLD, json.dumps([dims, mask])], capture_output=True, text=True,
                               env={**os.environ, "TRITON_CACHE_DIR": cache}, check=False)  # fmt: skip

@@ -67,14 +67,17 @@ class Shape:
 
     @property
     def batch(self) -> int:
+        """Sequences that make the number of tokens, at least one."""
         return max(1, TOKENS // self.seqlen)
 
     @property
     def heads(self) -> int:
+        """Heads that make the hidden size; 16 where none do."""
         return HIDDEN // self.head_dim if HIDDEN % self.head_dim == 0 else 16
 
     @property
     def window(self) -> tuple[int, int]:
+        """Keys left and right of the diagonal; -1: no limit."""
         return (1024, 0) if self.mask == "window" else (-1, -1)
 
     @property
@@ -97,6 +100,7 @@ class Shape:
 
 
 def parse_shapes(text: str) -> list[Shape]:
+    """Shapes of "head_dim[/head_dim_v]:mask:seqlen,..."."""
     found = []
     for part in text.split(","):
         dims, mask, length = part.split(":")

@@ -153,6 +153,7 @@ class Asking(ast.NodeTransformer):
         self._places = places
 
     def visit(self, node: ast.AST) -> Any:
+        """The node with its expressions of values asked; functions keep their signatures."""
         if isinstance(node, ast.FunctionDef):
             node.body = [self.visit(one) for one in node.body]
             return node

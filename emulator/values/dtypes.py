@@ -24,10 +24,12 @@ class Dtype:
 
     @property
     def value(self) -> Dtype:
+        """Itself, as a constexpr has it."""
         return self
 
     @property
     def primitive_bitwidth(self) -> int:
+        """Bits of an element, by Triton's name."""
         return self.bits
 
 

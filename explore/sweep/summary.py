@@ -18,23 +18,39 @@ class Results(Protocol):
     """What there is to summarise: `table.SweepTable`, whose fields these are."""
 
     @property
-    def rows(self) -> Sequence[Row]: ...
-    @property
-    def columns(self) -> Sequence[str]: ...
-    @property
-    def title(self) -> str: ...
-    @property
-    def items(self) -> int: ...
-    @property
-    def known(self) -> int: ...
-    @property
-    def computed(self) -> int: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def left_out(self) -> Sequence[str]: ...
+    def rows(self) -> Sequence[Row]:
+        """Of all items, in the order of the specification."""
 
-    def count(self, status: str) -> int: ...
+    @property
+    def columns(self) -> Sequence[str]:
+        """Names of what rows have."""
+
+    @property
+    def title(self) -> str:
+        """What was swept, in words."""
+
+    @property
+    def items(self) -> int:
+        """How many were asked for."""
+
+    @property
+    def known(self) -> int:
+        """How many of them the store had."""
+
+    @property
+    def computed(self) -> int:
+        """How many were computed now."""
+
+    @property
+    def seconds(self) -> float:
+        """How long that took."""
+
+    @property
+    def left_out(self) -> Sequence[str]:
+        """What was not asked for, and why, in words."""
+
+    def count(self, status: str) -> int:
+        """Rows of a status: "ok", "infeasible" or "failed"."""
 
 
 def summary(table: Results) -> str:

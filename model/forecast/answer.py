@@ -55,45 +55,84 @@ class Explained(Protocol):
     """What the forecast of any pass says, forward or backward: what reports, timelines and traces read."""
 
     @property
-    def workload(self) -> Workload: ...
+    def workload(self) -> Workload:
+        """The problem."""
+
     @property
-    def machine(self) -> Machine: ...
+    def machine(self) -> Machine:
+        """The GPU, with what was changed in it."""
+
     @property
-    def variant(self) -> Any: ...
+    def variant(self) -> Any:
+        """The kernel that the forecast is for."""
+
     @property
-    def variant_origin(self) -> str: ...
+    def variant_origin(self) -> str:
+        """How it was found: "as given", or what was searched."""
+
     @property
-    def subject(self) -> str: ...
+    def subject(self) -> str:
+        """What was forecast, in words."""
+
     @property
-    def regime(self) -> str: ...
+    def regime(self) -> str:
+        """ "sustained", "short", or a locked clock."""
+
     @property
-    def time_ms(self) -> float: ...
+    def time_ms(self) -> float:
+        """Of the whole pass."""
+
     @property
-    def tflops(self) -> float: ...
+    def tflops(self) -> float:
+        """10^12 FLOP a second, as papers count a pass."""
+
     @property
-    def tflops_interval(self) -> tuple[float, float]: ...
+    def tflops_interval(self) -> tuple[float, float]:
+        """Least and most over the ranges of the machine's facts."""
+
     @property
-    def clock(self) -> Clock: ...
+    def clock(self) -> Clock:
+        """What the SMs run at, and what holds it there."""
+
     @property
-    def other_regimes(self) -> tuple[tuple[str, float, float, float], ...]: ...
+    def other_regimes(self) -> tuple[tuple[str, float, float, float], ...]:
+        """(regime, time in ms, TFLOP/s, clock in MHz) of the others."""
+
     @property
-    def waterfall(self) -> tuple[WaterfallStep, ...]: ...
+    def waterfall(self) -> tuple[WaterfallStep, ...]:
+        """From peak to achieved; the steps add up to the time."""
+
     @property
-    def fact_effects(self) -> tuple[FactEffect, ...]: ...
+    def fact_effects(self) -> tuple[FactEffect, ...]:
+        """What each fact with a range does to the forecast, the widest first."""
+
     @property
-    def outside_calibrated_range(self) -> tuple[str, ...]: ...
+    def outside_calibrated_range(self) -> tuple[str, ...]:
+        """What no measured kernel has, in words; empty where there is nothing."""
+
     @property
-    def kernels(self) -> tuple[KernelAnswer, ...]: ...
+    def kernels(self) -> tuple[KernelAnswer, ...]:
+        """All launches of the pass, in their order."""
+
     @property
-    def main(self) -> KernelAnswer: ...
+    def main(self) -> KernelAnswer:
+        """The launch that takes longest."""
+
     @property
-    def flops(self) -> float: ...
+    def flops(self) -> float:
+        """FLOP of the pass, as papers count them."""
+
     @property
-    def hbm_bytes(self) -> float: ...
+    def hbm_bytes(self) -> float:
+        """From and to memory."""
+
     @property
-    def compiled(self) -> MachineCodeLevel | None: ...
+    def compiled(self) -> MachineCodeLevel | None:
+        """What a forecast from machine code stands on; None before compilation."""
+
     @property
-    def level(self) -> str: ...
+    def level(self) -> str:
+        """What the forecast was made from: `BEFORE` or `COMPILED`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ class Verdict:
 
     @property
     def legal(self) -> bool:
+        """Whether nothing stands against it."""
         return not self.reason
 
     def sentence(self) -> str:

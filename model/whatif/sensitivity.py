@@ -150,6 +150,7 @@ def _best(
 
 
 def group_of(key: str) -> str:
+    """ "rate", "latency", "power" or "chip": under which a fact is listed."""
     if is_rate(key):
         return "rate"
     if is_latency(key):

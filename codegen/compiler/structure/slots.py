@@ -31,6 +31,7 @@ class Steady:
 
     @property
     def name(self) -> str:
+        """ "warp 0 (matrix and compute)", for messages and tables."""
         return f"warp {self.warp} ({self.role.work})"
 
     def site(self, step: Step) -> Barrier | None:

@@ -142,6 +142,7 @@ class Operations:
         return self.code.load_step + (self.code.load_tile if s == 0 else 0.0) if self.code else 0.0
 
     def mma(self, t: int, half: int, s: int) -> Op:
+        """Product of k-step ``s`` into tile ``t``, by warpgroup ``half`` of those that share it."""
         v, m, dtype = self.v, self.m, self.gemm.dtype
         depth = v.tile_k
         role = f"consumer{t + half}" if self.hopper else f"warps{t}" if self.portable else "mma"
