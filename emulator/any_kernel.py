@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tilecast.emulator.decorated import replaced
 from tilecast.emulator.errors import RequestError
-from tilecast.emulator.modules import modules, replaced
+from tilecast.emulator.modules import modules
 from tilecast.emulator.session import ANY_RELEASE, RELEASES, Growth, Session
 from tilecast.emulator.source import Source
 from tilecast.model.machine.machine import Machine, load_machine

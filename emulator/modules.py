@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
+from tilecast.emulator.decorated import aggregate, counted, remembering, replaced, with_constructor
 from tilecast.emulator.errors import UnsupportedError
-from tilecast.emulator.far import Far
 from tilecast.emulator.hardware.memory import ATOMICS, Shared
 from tilecast.emulator.hardware.tensor_memory import DescribedTmem, Tmem
 from tilecast.emulator.language import atomics, launch_control, libdevice, newer, packed, threadwise, wider
@@ -21,10 +20,8 @@ from tilecast.emulator.language.language import Language
 from tilecast.emulator.language.parting import converting, meeting, reducing
 from tilecast.emulator.language.products import barrier_count
 from tilecast.emulator.session import ANY_RELEASE, Session
-from tilecast.emulator.source import CONVERTED, COUNTED
 from tilecast.emulator.values import dtypes, memory_layouts
-from tilecast.emulator.values.layouts import DistributedLinearLayout
-from tilecast.emulator.values.scalars import Int, constexpr, converted
+from tilecast.emulator.values.scalars import constexpr
 from tilecast.emulator.values.tensors import Tensor
 
 #: Names that a kernel may ask for with hasattr and that one of the releases does not have.
@@ -53,10 +50,6 @@ class Module(types.ModuleType):
         )
 
 
-#: Arguments by which a function of constants is remembered.
-_PLAIN_NUMBERS = (Int, int)
-
-
 class Placeholder:
     """What host code builds for its benchmarks from the compiler's own library: nothing, whatever it asks for."""
 
@@ -73,112 +66,6 @@ class Placeholder:
 
     def __exit__(self, *_error: object) -> None:
         pass
-
-
-def counted(session: Session, static: bool = False) -> Any:
-    """range() whose numbers are 32-bit scalars inside a kernel; ``static``: each iteration is code of its own."""
-
-    def numbers(*bounds: Any, **_hints: Any) -> Any:
-        found = range(*map(int, bounds))
-        if session.program is None:
-            return found
-        if static:
-            return _unrolled(session, found)
-        far = session.larger.counter(bounds) if session.larger is not None else None
-        return map(Int, found) if far is None else _followed(session, found, bounds, far)
-
-    return numbers
-
-
-def replaced(session: Session) -> dict[str, Any]:
-    """Names of files that kernels come from, in place of Python's."""
-    return {"range": counted(session), COUNTED: bounded(session), CONVERTED: converted}
-
-
-def bounded(session: Session) -> Callable[[Any, Any], Any]:
-    """A number that is less than ``end`` where a kernel's loop goes on, with what it is in larger problems where it is an integer."""
-
-    def number(value: Any, end: Any) -> Any:
-        if session.program is None or session.larger is None or not isinstance(value, Int):
-            return value
-        far = session.larger.counter((end,))
-        return value if far is None else value.near().sampled(far)
-
-    return number
-
-
-def _followed(session: Session, numbers: range, bounds: Any, far: Far) -> Iterator[Int]:
-    """The numbers with what they are in larger problems, where what the loop adds to from turn to turn grows too."""
-    turns: list[dict[str, Any]] = []
-    for number in numbers:
-        if len(turns) < 3 and session.larger is not None:
-            turns.append(dict(sys._getframe(1).f_locals))
-            if len(turns) == 3:
-                session.larger.carry(bounds, turns)
-        yield Int(number).sampled(far)
-
-
-def remembering(session: Session, fn: Callable[..., Any]) -> Callable[..., Any]:
-    """gluon.constexpr_function: what it makes of numbers is a layout more often than not, and is made once in a launch.
-
-    Only linear layouts are kept, for all else is made as fast as it is found; not one whose lists a kernel has changed since.
-    """
-    if fn.__closure__:
-        return fn
-
-    def called(*args: Any, **named: Any) -> Any:
-        if session.program is None or named or not all(type(arg) in _PLAIN_NUMBERS for arg in args):
-            return fn(*args, **named)
-        place = fn, args
-        known = session.made_layouts.get(place)
-        if known is None:
-            made = fn(*args)
-            if not isinstance(made, DistributedLinearLayout):
-                return made
-            known = session.made_layouts[place] = made, hash(made)
-        elif hash(known[0]) != known[1]:
-            return fn(*args)
-        return known[0]
-
-    return functools.wraps(fn)(called)
-
-
-def _unrolled(session: Session, numbers: range) -> Iterator[Int]:
-    place = session.source.line()
-    outer = session.unrolled
-    for number in numbers:
-        session.unrolled = [*outer, place, number]
-        yield Int(number)
-    session.unrolled = outer
-
-
-def aggregate(cls: type) -> type:
-    """gluon.aggregate: a constructor that takes the fields in their order, unless the class has one of its own."""
-    if "__init__" in vars(cls):
-        return with_constructor(cls)
-    names = list(cls.__annotations__)
-
-    def fill(self: Any, *values: Any, **named: Any) -> None:
-        given = dict(zip(names, values, strict=False)) | named
-        for name in names:
-            setattr(self, name, given[name] if name in given else getattr(cls, name))
-
-    cls.__init__ = fill  # type: ignore[misc]
-    return cls
-
-
-def with_constructor(cls: type) -> type:
-    """The same of Triton 3.6, for classes with a constructor; every field must be set."""
-    initialise = cls.__init__  # type: ignore[misc]
-
-    def checked(self: Any, *values: Any, **named: Any) -> None:
-        initialise(self, *values, **named)
-        for name in cls.__annotations__:
-            if not hasattr(self, name):
-                raise TypeError(f"the constructor of {cls.__name__} does not set {name}")
-
-    cls.__init__ = checked  # type: ignore[misc]
-    return cls
 
 
 #: Types that kernels only name, in annotations.
@@ -277,156 +164,187 @@ def _no_knobs(skipped_attr: Any = None) -> tuple[Callable[[], Any], Callable[[],
     return Placeholder, lambda: None
 
 
+#: Where Gluon's modules stand.
+_GLUON = "triton.experimental.gluon"
+
+
 def modules(session: Session) -> dict[str, types.ModuleType]:
     """Modules by name, for one session."""
-    missing, gl = _NOT_IN[session.release], Language(session)
-    # Kernels only ask this class which methods it has.
-    has = {"reinterpret", "load_max", "_reinterpret"} - missing
-    descriptor = types.SimpleNamespace(**{name: getattr(Tmem, name) for name in has})
-    mbarrier = Module(
-        "mbarrier",
-        session,
-        {
-            "MBarrierLayout": memory_layouts.MBarrierLayout, "allocate_mbarrier": gl.allocate_mbarrier, "init": gl.init,
-            "wait": gl.wait, "arrive": gl.arrive, "expect": gl.expect, "invalidate": gl.invalidate,
-        },
-    )  # fmt: skip
-    described = type("TensorDescriptor", (TensorDescriptor,), {"session": session})
-    columns = type("TensorDescriptorIm2Col", (TensorDescriptorIm2Col,), {"session": session})
-    tma = Module(
-        "tma",
-        session,
-        {
-            "async_load": gl.async_load, "async_copy_global_to_shared": gl.async_load, "async_store": gl.async_store,
-            "async_copy_shared_to_global": gl.async_store, "store_wait": gl.store_wait, "tensor_descriptor": described,
-            "tensor_descriptor_im2col": columns, "tensor_descriptor_im2col_type": columns, "tensor_descriptor_type": described, "async_load_im2col": gl.async_load_im2col,
-            "async_copy_global_to_shared_im2col": gl.async_load_im2col, "make_tensor_descriptor": gl.make_tensor_descriptor,
-            **gl.reductions(),
-        },
-    )  # fmt: skip
-    # Rows by number are Blackwell's.
-    rows = {"async_gather": gl.async_gather, "async_scatter": gl.async_scatter}
-    tma_rows = Module("tma", session, {**vars(tma), **rows})
-    async_copy = Module(
-        "async_copy",
-        session,
-        {
-            "async_load": gl.cp_async, "async_copy_global_to_shared": gl.cp_async, "commit_group": gl.commit_group,
-            "wait_group": gl.wait_group, "mbarrier_arrive": gl.mbarrier_arrive,
-        },
-    )  # fmt: skip
-    clc = Module(
-        "clc",
-        session,
-        {"try_cancel": gl.try_cancel, "load_result": gl.load_result, "clc_result": launch_control.Answer},
-    )
-    cluster = Module("cluster", session, {"barrier": gl.cluster_barrier})
-    shared = {
-        **newer.CACHING,
-        "async_store": gl.shared_store,
-        "cluster": cluster,
-        "async_copy": async_copy,
-        "mma_v2": functools.partial(wider.mma_v2, session),
-        "mbarrier": mbarrier,
-        "tma": tma,
-        "fence_async_shared": gl.fence_async_shared,
-    }
-    hopper = {
-        "warpgroup_mma": gl.warpgroup_mma, "warpgroup_mma_wait": gl.warpgroup_mma_wait,
-        "warpgroup_mma_init": lambda value: value, "warpgroup_mma_accumulator": Tensor,
-    }  # fmt: skip
-    blackwell = {
-        "TensorMemoryLayout": memory_layouts.TensorMemoryLayout, "allocate_tensor_memory": gl.allocate_tensor_memory,
-        "tcgen05_mma": gl.tcgen05_mma, "tcgen05_mma_scaled": gl.tcgen05_mma_scaled, "tcgen05_copy": gl.tcgen05_copy,
-        **wider.packed_arithmetic(session), "tcgen05_mma_barrier_count": barrier_count, "TensorMemoryScalesLayout": memory_layouts.TensorMemoryScalesLayout,
-        "tcgen05_commit": gl.tcgen05_commit, "tensor_memory_descriptor": descriptor,
-        "tensor_memory_descriptor_type": functools.partial(DescribedTmem, session),
-        "get_tmem_reg_layout": gl.get_tmem_reg_layout, "get_tmem_32x32b_reg_layout": gl.get_tmem_32x32b_reg_layout,
-    }  # fmt: skip
-    base = "triton.experimental.gluon"
-    blackwell["float2"] = Module(f"{base}.language.nvidia.blackwell.float2", session, packed.NAMES)
-    device = Module(f"{base}.language.extra.libdevice", session, libdevice.names(gl))
+    gl = Language(session)
     language = _language(session, gl)
+    plain = _plain_language(session, language)
+    device = Module(f"{_GLUON}.language.extra.libdevice", session, libdevice.names(gl))
+    found = {
+        **_triton(session, plain, device),
+        **_compiler(session),
+        **_gluon(session, language, device),
+        **_nvidia(session, gl),
+    }
+    linked(found)
+    return found
+
+
+def _jit(session: Session) -> Callable[..., Any]:
+    """The decorator of kernels and their functions, with or without options."""
+
+    def jit(fn: Any = None, **_options: Any) -> Any:
+        return Jitted(fn, session) if fn is not None else lambda later: Jitted(later, session)
+
+    return jit
+
+
+def _triton(session: Session, plain: Module, device: Module) -> dict[str, types.ModuleType]:
+    """triton and its language, for host code and for kernels without Gluon."""
     arch = 90 if session.tensor_kind == "wgmma" else 100
     driver = types.SimpleNamespace(
         get_current_device=lambda: 0,
         get_current_target=lambda: types.SimpleNamespace(backend="cuda", arch=arch, warp_size=32),
         utils=types.SimpleNamespace(get_device_properties=lambda _device: {"multiprocessor_count": session.sms}),
     )
-
-    def jit(fn: Any = None, **_options: Any) -> Any:
-        return Jitted(fn, session) if fn is not None else lambda later: Jitted(later, session)
-
-    # Triton 3.6 keeps the decorator of aggregates in its core.
-    gluon = Module(
-        base,
-        session,
-        {
-            "jit": jit,
-            "constexpr_function": functools.partial(remembering, session),
-            "must_use_result": lambda fn: fn,
-            "aggregate": aggregate,
-            "language": language,
-        },
-    )
-    core = Module("triton.language.core", session, {"_aggregate": with_constructor})
-    plain = _plain_language(session, language)
     triton = Module(
         "triton",
         session,
         {
             "cdiv": lambda a, b: -(-a // b), "next_power_of_2": lambda n: 1 << (int(n) - 1).bit_length(),
-            "autotune": first_config, "heuristics": heuristics, "Config": Config, "jit": jit, "constexpr_function": functools.partial(remembering, session), "set_allocator": lambda _allocate: None,
-            "knobs": Placeholder(),
-            "language": plain,
+            "autotune": first_config, "heuristics": heuristics, "Config": Config, "jit": _jit(session),
+            "constexpr_function": functools.partial(remembering, session), "set_allocator": lambda _allocate: None,
+            "knobs": Placeholder(), "language": plain,
             "runtime": types.SimpleNamespace(driver=types.SimpleNamespace(active=driver)),
         },
     )  # fmt: skip
-    found: dict[str, types.ModuleType] = {
+    return {
         "triton": triton,
         "triton.language": plain,
         "triton.language.extra": Module("triton.language.extra", session, {"libdevice": device}),
         "triton.language.extra.cuda": Module("triton.language.extra.cuda", session, newer.dependent_launches(session)),
-        "triton.language.core": core,
+        # Triton 3.6 keeps the decorator of aggregates in its core.
+        "triton.language.core": Module("triton.language.core", session, {"_aggregate": with_constructor}),
+    }
+
+
+def _compiler(session: Session) -> dict[str, types.ModuleType]:
+    """What host code and test suites take from the compiler itself."""
+    asked = _asked_of_the_gpu(session.tensor_kind == "wgmma")
+    return {
         "triton._C.libtriton": Module("triton._C.libtriton", session, {"nvidia": Placeholder(), "ir": Placeholder()}),
         "triton._C.libtriton.gluon_ir": Module(
             "triton._C.libtriton.gluon_ir", session, {"make_cga_layout": memory_layouts.cluster_bases}
         ),
         "triton.compiler": Module("triton.compiler", session, {"max_shared_mem": lambda _device: session.smem_limit}),
         "triton._internal_testing": Questions(
-            "triton._internal_testing",
-            session,
-            {**_asked_of_the_gpu(session.tensor_kind == "wgmma"), "_fresh_knobs_impl": _no_knobs},
+            "triton._internal_testing", session, {**asked, "_fresh_knobs_impl": _no_knobs}
         ),
-        "triton.experimental": Module("triton.experimental", session, {"gluon": gluon}),
-        base: gluon,
-        f"{base}.language": language,
-        # Kernels make operations of their own where a release has none for what it can do.
-        f"{base}.language._core": Module(f"{base}.language._core", session, {"builtin": lambda fn: fn}),
-        f"{base}.language.extra": Module(f"{base}.language.extra", session, {"libdevice": device}),
-        f"{base}.language.nvidia": Module(f"{base}.language.nvidia", session, {}),
-        f"{base}.language.nvidia.ampere": Module(
-            f"{base}.language.nvidia.ampere",
-            session,
-            {
-                **newer.CACHING,
-                "async_copy": async_copy,
-                "mbarrier": mbarrier,
-                "mma_v2": functools.partial(wider.mma_v2, session),
-            },
-        ),
-        f"{base}.language.nvidia.hopper": Module(f"{base}.language.nvidia.hopper", session, {**shared, **hopper}),
-        f"{base}.language.nvidia.blackwell": Module(
-            f"{base}.language.nvidia.blackwell", session, {**shared, **blackwell, "tma": tma_rows, "clc": clc}
-        ),
-        f"{base}.nvidia": Module(f"{base}.nvidia", session, {}),
-        f"{base}.nvidia.hopper": Module(
-            f"{base}.nvidia.hopper", session, {"TensorDescriptor": described, "TensorDescriptorIm2Col": columns}
-        ),
-        f"{base}.nvidia.blackwell": Module(f"{base}.nvidia.blackwell", session, {"TensorDescriptor": described}),
     }
-    linked(found)
-    return found
+
+
+def _gluon(session: Session, language: Module, device: Module) -> dict[str, types.ModuleType]:
+    """Gluon and its language, for any GPU."""
+    gluon = Module(
+        _GLUON,
+        session,
+        {
+            "jit": _jit(session),
+            "constexpr_function": functools.partial(remembering, session),
+            "must_use_result": lambda fn: fn,
+            "aggregate": aggregate,
+            "language": language,
+        },
+    )
+    return {
+        "triton.experimental": Module("triton.experimental", session, {"gluon": gluon}),
+        _GLUON: gluon,
+        f"{_GLUON}.language": language,
+        # Kernels make operations of their own where a release has none for what it can do.
+        f"{_GLUON}.language._core": Module(f"{_GLUON}.language._core", session, {"builtin": lambda fn: fn}),
+        f"{_GLUON}.language.extra": Module(f"{_GLUON}.language.extra", session, {"libdevice": device}),
+    }
+
+
+def _nvidia(session: Session, gl: Language) -> dict[str, types.ModuleType]:
+    """What Gluon has for each generation of NVIDIA's GPUs, in kernels and for host code."""
+    described = type("TensorDescriptor", (TensorDescriptor,), {"session": session})
+    columns = type("TensorDescriptorIm2Col", (TensorDescriptorIm2Col,), {"session": session})
+    ampere = {
+        **newer.CACHING,
+        "async_copy": _async_copy(session, gl),
+        "mbarrier": _mbarrier(session, gl),
+        "mma_v2": functools.partial(wider.mma_v2, session),
+    }
+    tma = _tma(gl, described, columns)
+    since_hopper = {
+        **ampere,
+        "async_store": gl.shared_store,
+        "cluster": Module("cluster", session, {"barrier": gl.cluster_barrier}),
+        "tma": Module("tma", session, tma),
+        "fence_async_shared": gl.fence_async_shared,
+    }
+    hopper = {
+        "warpgroup_mma": gl.warpgroup_mma, "warpgroup_mma_wait": gl.warpgroup_mma_wait,
+        "warpgroup_mma_init": lambda value: value, "warpgroup_mma_accumulator": Tensor,
+    }  # fmt: skip
+    # Rows by number are Blackwell's.
+    rows = {"async_gather": gl.async_gather, "async_scatter": gl.async_scatter}
+    blackwell = {"tma": Module("tma", session, {**tma, **rows}), "clc": _clc(session, gl), **_tcgen05(session, gl)}
+    inside = f"{_GLUON}.language.nvidia"
+    names = {
+        inside: {},
+        f"{inside}.ampere": ampere,
+        f"{inside}.hopper": {**since_hopper, **hopper},
+        f"{inside}.blackwell": {**since_hopper, **blackwell},
+        f"{_GLUON}.nvidia": {},
+        f"{_GLUON}.nvidia.hopper": {"TensorDescriptor": described, "TensorDescriptorIm2Col": columns},
+        f"{_GLUON}.nvidia.blackwell": {"TensorDescriptor": described},
+    }
+    return {name: Module(name, session, known) for name, known in names.items()}
+
+
+def _mbarrier(session: Session, gl: Language) -> Module:
+    names = {
+        "MBarrierLayout": memory_layouts.MBarrierLayout, "allocate_mbarrier": gl.allocate_mbarrier, "init": gl.init,
+        "wait": gl.wait, "arrive": gl.arrive, "expect": gl.expect, "invalidate": gl.invalidate,
+    }  # fmt: skip
+    return Module("mbarrier", session, names)
+
+
+def _async_copy(session: Session, gl: Language) -> Module:
+    names = {
+        "async_load": gl.cp_async, "async_copy_global_to_shared": gl.cp_async, "commit_group": gl.commit_group,
+        "wait_group": gl.wait_group, "mbarrier_arrive": gl.mbarrier_arrive,
+    }  # fmt: skip
+    return Module("async_copy", session, names)
+
+
+def _tma(gl: Language, described: type, columns: type) -> dict[str, Any]:
+    """The copy engine, by the names of both releases."""
+    return {
+        "async_load": gl.async_load, "async_copy_global_to_shared": gl.async_load, "async_store": gl.async_store,
+        "async_copy_shared_to_global": gl.async_store, "store_wait": gl.store_wait, "tensor_descriptor": described,
+        "tensor_descriptor_im2col": columns, "tensor_descriptor_im2col_type": columns, "tensor_descriptor_type": described,
+        "async_load_im2col": gl.async_load_im2col, "async_copy_global_to_shared_im2col": gl.async_load_im2col,
+        "make_tensor_descriptor": gl.make_tensor_descriptor, **gl.reductions(),
+    }  # fmt: skip
+
+
+def _clc(session: Session, gl: Language) -> Module:
+    names = {"try_cancel": gl.try_cancel, "load_result": gl.load_result, "clc_result": launch_control.Answer}
+    return Module("clc", session, names)
+
+
+def _tcgen05(session: Session, gl: Language) -> dict[str, Any]:
+    """Tensor memory, its products and packed arithmetic."""
+    # Kernels only ask this class which methods it has.
+    has = {"reinterpret", "load_max", "_reinterpret"} - _NOT_IN[session.release]
+    descriptor = types.SimpleNamespace(**{name: getattr(Tmem, name) for name in has})
+    return {
+        "TensorMemoryLayout": memory_layouts.TensorMemoryLayout, "allocate_tensor_memory": gl.allocate_tensor_memory,
+        "tcgen05_mma": gl.tcgen05_mma, "tcgen05_mma_scaled": gl.tcgen05_mma_scaled, "tcgen05_copy": gl.tcgen05_copy,
+        **wider.packed_arithmetic(session), "tcgen05_mma_barrier_count": barrier_count,
+        "TensorMemoryScalesLayout": memory_layouts.TensorMemoryScalesLayout,
+        "tcgen05_commit": gl.tcgen05_commit, "tensor_memory_descriptor": descriptor,
+        "tensor_memory_descriptor_type": functools.partial(DescribedTmem, session),
+        "get_tmem_reg_layout": gl.get_tmem_reg_layout, "get_tmem_32x32b_reg_layout": gl.get_tmem_32x32b_reg_layout,
+        "float2": Module(f"{_GLUON}.language.nvidia.blackwell.float2", session, packed.NAMES),
+    }  # fmt: skip
 
 
 def linked(found: dict[str, types.ModuleType]) -> None:

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from tilecast.base.data import SHIPPED_KERNELS
+from tilecast.emulator.decorated import replaced
 from tilecast.emulator.errors import RequestError, UnsupportedError
 from tilecast.emulator.extremes import far_launches
 from tilecast.emulator.host_torch import HostTorch
 from tilecast.emulator.language.arrays import Array
-from tilecast.emulator.modules import modules, replaced
+from tilecast.emulator.modules import modules
 from tilecast.emulator.replay.timeline import Timeline
 from tilecast.emulator.replay.timing import replay
 from tilecast.emulator.session import RELEASES, Session, Watcher

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from tilecast.emulator.cuda_on_cpu import cuda_on_cpu
+from tilecast.emulator.decorated import counted
 from tilecast.emulator.errors import RequestError, UnsupportedError
 from tilecast.emulator.language.hostside import Jitted
-from tilecast.emulator.modules import Module, Placeholder, Questions, counted, modules
+from tilecast.emulator.modules import Module, Placeholder, Questions, modules
 from tilecast.emulator.session import ANY_RELEASE, RELEASES, Growth, Session
 from tilecast.emulator.source import Source
 from tilecast.model.machine.machine import load_machine
