@@ -24,8 +24,69 @@ from tilecast.emulator.values.scalars import constexpr
 _ULP = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 #: Error of the output that rounding explains, in units in the last place of the largest |v| a row sees; of the log-sum-exp.
 _ROUNDINGS, _LSE = 2.0, 2e-5
+#: (queries, keys) of each sequence.
+Lengths = tuple[tuple[int, int], ...]
 #: Splits so small that short sequences have many, and groups of them: numbers at the top of the file.
 _SMALL = {"SPLIT": 64, "SPLIT_OF_MANY": 128, "MANY_HEADS": 2, "WHOLE": 64, "MOST_ITEMS": 40}
+
+
+def _scores(base: Batch, many: Lengths, n: int) -> Iterator[Batch]:
+    """What is hidden from a row, and what is done to scores before their softmax."""
+    for window in ((-1, -1), (100, 0), (13, 7), (0, 0), (-1, 3), (n, n)):
+        yield replace(base, name="windows", window=window, lengths=many)
+    yield replace(base, name="sinks", sinks=True, lengths=(*many, (1, 0)))
+    yield replace(base, name="softcap and sinks", sinks=True, softcap=2.0)
+    yield replace(base, name="softcap", softcap=0.5, lengths=many, dtype="bf16")
+    for slope in (8.0, -8.0):
+        yield replace(base, name="scores that rise or fall", slope=slope, lengths=many)
+        yield replace(base, name="scores that rise or fall", slope=slope, lengths=((1, 300), (2, 200)), sinks=True)
+    # In one split, by more than a kernel may leave to the range of P.
+    yield replace(base, name="scores that rise far", slope=60.0, lengths=((1, 300), (2, 200)), small=False)
+    for scale in (1e-30, 2.0):
+        yield replace(base, name="scale", scale=scale, lengths=((1, 300), (2, 40)))
+
+
+def _scratch_and_splits(base: Batch, many: Lengths, n: int) -> Iterator[Batch]:
+    """Launches in the same scratch memory, and splits as many and as long as those that ship."""
+    yield replace(base, name="another launch in the same scratch", lengths=many, launches=2)
+    # One query of each of several sequences: a scratch memory for fewer is too small.
+    yield replace(
+        base, name="scratch memory of its own", lengths=((1, 700),) * 4, packed_q=False, layout="cache", own=True
+    )
+    yield replace(base, name="splits as shipped", lengths=((1, 1200), (2, 1100), (1, 1024)), small=False, heads=(2, 1))
+    yield replace(base, name="groups of splits", lengths=((1, 1500), (1, 17 * max(64, n))), heads=(2, 1), slope=3.0)
+
+
+def _parts(base: Batch, n: int) -> Iterator[Batch]:
+    """Tiles whose keys are parted among programs."""
+    parts = replace(base, name="keys in parts", part_keys=n, lengths=((7, 330),), sms=4)
+    # Parts of programs of their own, and, where there are few, of one after the other, but for a far longer sequence's.
+    yield from (parts, replace(parts, sms=1, lengths=((70, 330), (3, 150)), heads=(4, 2)))
+    some = replace(parts, sms=3, lengths=((7, 700), (9, 90), (5, 70)))
+    # Where each part has a program, a launch of its own merges those of sequences with some parts and with many, and finds fewer tiles than
+    # there might be.
+    yield from (replace(parts, sms=1), some, replace(some, sms=80, lengths=((60, 700), (9, 90), (5, 70))))
+    yield replace(parts, launches=2, lengths=((7, 330), (2, 3 * n)), heads=(2, 2), layout="packed", dtype="bf16")
+    yield replace(parts, window=(n + 9, 3), sinks=True, softcap=2.0, slope=8.0)
+    for seed in (1, 2):
+        yield replace(parts, mode="random", seed=seed, lengths=((9, 200), (30, 450)), page=32)
+
+
+def _residues(base: Batch, n: int) -> Iterator[Batch]:
+    """Every number of keys, offset and left limit modulo a block."""
+    for first in range(0, n, 16):
+        # Every number of keys modulo a block: one sequence each, of one and of two blocks.
+        counts = [(1, first + i + 1 + n * (i % 2)) for i in range(16)]
+        yield replace(base, name="keys of every residue", lengths=tuple(counts), heads=(2, 1), layout="packed")
+        counts = [(3, 3 + first + i) for i in range(16)]
+        # With no left edge, which would have every block masked.
+        yield replace(base, name="offsets of every residue", lengths=tuple(counts), heads=(1, 1), layout="cache")
+        yield replace(base, name="offsets of every residue", lengths=tuple(counts), heads=(1, 1), window=(n // 2, 0),
+                      layout="cache", mode="random", seed=first)  # fmt: skip
+    # One query each, and the left limit in every place of a block.
+    counts = [(1, n + n // 2 + i) for i in range(n)]
+    yield replace(base, name="left limits of every residue", lengths=tuple(counts), heads=(1, 1), window=(n // 2, 0),
+                  layout="packed")  # fmt: skip
 
 
 class ServingBench(LaunchBench):
@@ -40,9 +101,21 @@ class ServingBench(LaunchBench):
 
     def _problems(self) -> Iterator[Batch]:
         n, m = self.number("TILE_N", 64), self.number("TILE_M", 64)
-        step = ((1, 5), (1, 70), (1, n), (1, 0), (4, 33), (2, 130))
+        base = Batch("", ((1, 5), (1, 70), (1, n), (1, 0), (4, 33), (2, 130)))
         many = ((1, 700), (3, 450), (1, n), (1, n + 1))
-        base = Batch("", step)
+        yield from self._layouts(base, many, n)
+        yield from _scores(base, many, n)
+        yield from self._rows_and_sequences(base, many, m)
+        yield from _scratch_and_splits(base, many, n)
+        if self.number("PART_KEYS", 0):
+            yield from _parts(base, n)
+        for seed in (1, 2, 3):
+            yield replace(base, name="schedules", mode="random", seed=seed, lengths=many)
+            yield replace(base, name="schedules", mode="random", seed=seed, sms=1, dtype="bf16", page=32)
+        yield from _residues(base, n)
+
+    def _layouts(self, base: Batch, many: Lengths, n: int) -> Iterator[Batch]:
+        """How queries, keys and tables lie, and how many heads and columns there are."""
         yield replace(base, name="one query, one key", lengths=((1, 1),), layout="cache")
         for layout in ("packed", "cache", "paged"):
             yield replace(base, name="layouts", layout=layout, page=16)
@@ -60,18 +133,9 @@ class ServingBench(LaunchBench):
         yield replace(base, name="without log-sum-exp", with_lse=False, lengths=((1, 1), (2, 99)))
         for heads in ((2, 2), (16, 2), (3, 1), (12, 4), (8, 8)):
             yield replace(base, name="heads", heads=heads, lengths=many[:2])
-        for window in ((-1, -1), (100, 0), (13, 7), (0, 0), (-1, 3), (n, n)):
-            yield replace(base, name="windows", window=window, lengths=many)
-        yield replace(base, name="sinks", sinks=True, lengths=(*many, (1, 0)))
-        yield replace(base, name="softcap and sinks", sinks=True, softcap=2.0)
-        yield replace(base, name="softcap", softcap=0.5, lengths=many, dtype="bf16")
-        for slope in (8.0, -8.0):
-            yield replace(base, name="scores that rise or fall", slope=slope, lengths=many)
-            yield replace(base, name="scores that rise or fall", slope=slope, lengths=((1, 300), (2, 200)), sinks=True)
-        # In one split, by more than a kernel may leave to the range of P.
-        yield replace(base, name="scores that rise far", slope=60.0, lengths=((1, 300), (2, 200)), small=False)
-        for scale in (1e-30, 2.0):
-            yield replace(base, name="scale", scale=scale, lengths=((1, 300), (2, 40)))
+
+    def _rows_and_sequences(self, base: Batch, many: Lengths, m: int) -> Iterator[Batch]:
+        """Rows about a tile, more sequences than a program plans at a time, lengths that the call does not tell."""
         # As many rows as a tile has, and more than one tile, which is not split.
         group = 4
         rows = m // group
@@ -98,45 +162,6 @@ class ServingBench(LaunchBench):
         yield replace(base, name="factors of keys and values", lengths=many, heads=(4, 2), descale=True)
         yield replace(base, name="longest sequence not told", lengths=((2, 70), (2, 130)), told=False, packed_q=False)
         yield replace(base, name="longest sequence not told", lengths=((1, 200), (2, 3)), told=False, layout="packed")
-        yield replace(base, name="another launch in the same scratch", lengths=many, launches=2)
-        # One query of each of several sequences: a scratch memory for fewer is too small.
-        yield replace(
-            base, name="scratch memory of its own", lengths=((1, 700),) * 4, packed_q=False, layout="cache", own=True
-        )
-        yield replace(
-            base, name="splits as shipped", lengths=((1, 1200), (2, 1100), (1, 1024)), small=False, heads=(2, 1)
-        )
-        yield replace(base, name="groups of splits", lengths=((1, 1500), (1, 17 * max(64, n))), heads=(2, 1), slope=3.0)
-        if self.number("PART_KEYS", 0):
-            parts = replace(base, name="keys in parts", part_keys=n, lengths=((7, 330),), sms=4)
-            # Parts of programs of their own, and, where there are few, of one after the other, but for a far longer sequence's.
-            yield from (parts, replace(parts, sms=1, lengths=((70, 330), (3, 150)), heads=(4, 2)))
-            some = replace(parts, sms=3, lengths=((7, 700), (9, 90), (5, 70)))
-            # Where each part has a program, a launch of its own merges those of sequences with some parts and with many, and finds fewer tiles than
-            # there might be.
-            yield from (replace(parts, sms=1), some, replace(some, sms=80, lengths=((60, 700), (9, 90), (5, 70))))
-            yield replace(
-                parts, launches=2, lengths=((7, 330), (2, 3 * n)), heads=(2, 2), layout="packed", dtype="bf16"
-            )
-            yield replace(parts, window=(n + 9, 3), sinks=True, softcap=2.0, slope=8.0)
-            for seed in (1, 2):
-                yield replace(parts, mode="random", seed=seed, lengths=((9, 200), (30, 450)), page=32)
-        for seed in (1, 2, 3):
-            yield replace(base, name="schedules", mode="random", seed=seed, lengths=many)
-            yield replace(base, name="schedules", mode="random", seed=seed, sms=1, dtype="bf16", page=32)
-        for first in range(0, n, 16):
-            # Every number of keys modulo a block: one sequence each, of one and of two blocks.
-            counts = [(1, first + i + 1 + n * (i % 2)) for i in range(16)]
-            yield replace(base, name="keys of every residue", lengths=tuple(counts), heads=(2, 1), layout="packed")
-            counts = [(3, 3 + first + i) for i in range(16)]
-            # With no left edge, which would have every block masked.
-            yield replace(base, name="offsets of every residue", lengths=tuple(counts), heads=(1, 1), layout="cache")
-            yield replace(base, name="offsets of every residue", lengths=tuple(counts), heads=(1, 1), window=(n // 2, 0),
-                          layout="cache", mode="random", seed=first)  # fmt: skip
-        # One query each, and the left limit in every place of a block.
-        counts = [(1, n + n // 2 + i) for i in range(n)]
-        yield replace(base, name="left limits of every residue", lengths=tuple(counts), heads=(1, 1), window=(n // 2, 0),
-                      layout="packed")  # fmt: skip
 
     def synchronises(self, problem: Batch) -> bool:
         """Whether it is about more than lengths, windows and scales."""
