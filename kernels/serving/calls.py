@@ -128,38 +128,9 @@ def attention_kvcache(
         q, k_cache, v_cache, "total_q, heads, head_dim" if packed else "batch, seqlen_q, heads, head_dim",
         "pages, page size, heads_kv, head_dim" if paged else "batch, seqlen, heads_kv, head_dim",
     )  # fmt: skip
-    if cu_seqlens_q is not None:
-        check_list("cu_seqlens_q", cu_seqlens_q, (None,), q.device)
-        if max_seqlen_q is None:
-            raise AttentionError(
-                "max_seqlen_q: expected the most queries of a sequence together with cu_seqlens_q, got None"
-            )
-    elif max_seqlen_q is not None:
-        raise AttentionError("max_seqlen_q: expected None without cu_seqlens_q, for every sequence has q's seqlen_q")
-    batch = cu_seqlens_q.shape[0] - 1 if cu_seqlens_q is not None else q.shape[0]
-    whole = k_cache.shape[1]
-    if block_table is not None:
-        check_page(k_cache.shape[1])
-        check_list("block_table", block_table, (batch, None), q.device)
-        if cache_batch_idx is not None:
-            raise AttentionError("cache_batch_idx: expected None together with block_table, which says where keys are")
-        if cache_seqlens is None:
-            raise AttentionError(
-                "cache_seqlens: expected the keys of each sequence together with block_table, got None"
-            )
-        whole *= block_table.shape[1]
-    elif cache_batch_idx is not None:
-        check_list("cache_batch_idx", cache_batch_idx, (batch,), q.device)
-    elif k_cache.shape[0] < batch:
-        raise AttentionError(f"k_cache: expected a row for each of {batch} sequences, got {k_cache.shape[0]}")
-    if isinstance(cache_seqlens, int) and not isinstance(cache_seqlens, bool):
-        if not 0 <= cache_seqlens <= whole:
-            raise AttentionError(f"cache_seqlens: expected 0 to {whole} keys, got {cache_seqlens}")
-        cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
-    elif cache_seqlens is not None:
-        check_list("cache_seqlens", cache_seqlens, (batch,), q.device)
-    elif appends:
-        raise AttentionError("cache_seqlens: expected the keys before those of k and v, got None")
+    batch = _sequences(q, cu_seqlens_q, max_seqlen_q)
+    whole = _room_of_keys(k_cache, block_table, cache_batch_idx, batch, q.device)
+    cache_seqlens = _lengths(cache_seqlens, whole, batch, q.device, paged, appends)
     scales = [
         factors(name, given, batch, k_cache.shape[-2], q.device)
         for name, given in (("k_descale", k_descale), ("v_descale", v_descale))
@@ -170,6 +141,55 @@ def attention_kvcache(
         q, k_cache, v_cache, lists, longest_q, whole if max_seqlen_k is None else max_seqlen_k,
         causal, window, scale, softcap, return_lse, check, key, (*new, rotary_interleaved) if appends else None,
     )  # fmt: skip
+
+
+def _sequences(q: Any, cu_seqlens_q: Any, max_seqlen_q: int | None) -> Any:
+    """How many sequences the queries are of; AttentionError where list and number do not go together."""
+    if cu_seqlens_q is None:
+        if max_seqlen_q is not None:
+            raise AttentionError(
+                "max_seqlen_q: expected None without cu_seqlens_q, for every sequence has q's seqlen_q"
+            )
+        return q.shape[0]
+    check_list("cu_seqlens_q", cu_seqlens_q, (None,), q.device)
+    if max_seqlen_q is None:
+        raise AttentionError(
+            "max_seqlen_q: expected the most queries of a sequence together with cu_seqlens_q, got None"
+        )
+    return cu_seqlens_q.shape[0] - 1
+
+
+def _room_of_keys(k_cache: Any, block_table: Any, cache_batch_idx: Any, batch: Any, device: Any) -> Any:
+    """Keys that cache or table have room for in a sequence; AttentionError where they do not say where its keys are."""
+    if block_table is not None:
+        check_page(k_cache.shape[1])
+        check_list("block_table", block_table, (batch, None), device)
+        if cache_batch_idx is not None:
+            raise AttentionError("cache_batch_idx: expected None together with block_table, which says where keys are")
+        return k_cache.shape[1] * block_table.shape[1]
+    if cache_batch_idx is not None:
+        check_list("cache_batch_idx", cache_batch_idx, (batch,), device)
+    elif k_cache.shape[0] < batch:
+        raise AttentionError(f"k_cache: expected a row for each of {batch} sequences, got {k_cache.shape[0]}")
+    return k_cache.shape[1]
+
+
+def _lengths(cache_seqlens: Any, whole: Any, batch: Any, device: Any, paged: bool, appends: bool) -> Any:
+    """Keys of each sequence, int32 (batch,), of which a number is made one; None for all of the cache."""
+    if cache_seqlens is None:
+        if paged:
+            raise AttentionError(
+                "cache_seqlens: expected the keys of each sequence together with block_table, got None"
+            )
+        if appends:
+            raise AttentionError("cache_seqlens: expected the keys before those of k and v, got None")
+        return None
+    if isinstance(cache_seqlens, int) and not isinstance(cache_seqlens, bool):
+        if not 0 <= cache_seqlens <= whole:
+            raise AttentionError(f"cache_seqlens: expected 0 to {whole} keys, got {cache_seqlens}")
+        return torch.full((batch,), cache_seqlens, dtype=torch.int32, device=device)
+    check_list("cache_seqlens", cache_seqlens, (batch,), device)
+    return cache_seqlens
 
 
 def attention_mla(

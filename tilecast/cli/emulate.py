@@ -105,23 +105,9 @@ def emulate(
 
     shape = (batch, heads, heads_kv, seqlen, seqlen_k, window, dtype, trace)
     one_problem = quick or any(option is not None for option in (*shape, mode, seed, sms))
-    if (case is not None or keep_going or superfluous) and (one_problem or call is not None or main):
-        raise typer.BadParameter(
-            "--case, --keep-going and --superfluous are for the battery: without --quick and without a problem"
-        )
-    if call is not None and main:
-        raise typer.BadParameter("--call evaluates an expression and --main runs the whole script: give one of the two")
-    if whole and call is None:
-        raise typer.BadParameter("--whole is about what --call returns", param_hint="'--whole'")
-    if largest is not None and call is None and not main:
-        raise typer.BadParameter(
-            "--largest is about any author's kernels: with --call or --main", param_hint="'--largest'"
-        )
+    of_battery = case is not None or keep_going or superfluous
+    _check_together(one_problem, of_battery, call is not None, main, whole, largest is not None, routes)
     if routes:
-        if one_problem or call is not None or main or case is not None or keep_going or superfluous:
-            raise typer.BadParameter(
-                "--routes takes a tile of its own: only --machine goes with it", param_hint="'--routes'"
-            )
         _routes(file, machine, as_json)
         return
     if call is not None or main:
@@ -157,6 +143,28 @@ def emulate(
     show(found.text, {"file": file, "workload": work.as_dict(), "mode": mode, "seed": seed, **figures}, as_json)
     if not found.right:
         raise typer.Exit(1)
+
+
+def _check_together(
+    one_problem: bool, of_battery: bool, call: bool, main: bool, whole: bool, largest: bool, routes: bool
+) -> None:
+    """Refuse options that do not go together, by which of them were given."""
+    if of_battery and (one_problem or call or main):
+        raise typer.BadParameter(
+            "--case, --keep-going and --superfluous are for the battery: without --quick and without a problem"
+        )
+    if call and main:
+        raise typer.BadParameter("--call evaluates an expression and --main runs the whole script: give one of the two")
+    if whole and not call:
+        raise typer.BadParameter("--whole is about what --call returns", param_hint="'--whole'")
+    if largest and not call and not main:
+        raise typer.BadParameter(
+            "--largest is about any author's kernels: with --call or --main", param_hint="'--largest'"
+        )
+    if routes and (one_problem or of_battery or call or main):
+        raise typer.BadParameter(
+            "--routes takes a tile of its own: only --machine goes with it", param_hint="'--routes'"
+        )
 
 
 def _routes(file: str, machine: str | None, as_json: bool) -> None:
