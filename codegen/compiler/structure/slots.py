@@ -14,6 +14,8 @@ from tilecast.codegen.compiler.structure.shape import Barrier, KernelShape, Role
 _MOST_UNROLLED = 8
 #: Where a CTA's shared memory begins: the system has what is before.
 _BASE = 0x400
+#: Low bits of an address in shared memory that do not depend on where it begins.
+_SPAN = 256
 
 
 @dataclass(frozen=True)
@@ -222,3 +224,24 @@ def mapped(chosen: Sequence[Steady], change: Callable[[Step], Step]) -> list[Ste
         )
         for one in chosen
     ]  # fmt: skip
+
+
+def placed(chosen: Sequence[Steady]) -> list[Steady]:
+    """The same with rings for barriers whose slot is not known, where the known part of the address points at one ring alone.
+
+    Shared memory begins at an address that the loader gives, a multiple of the span below: what is known agrees in its low bits.
+    """
+    sites = {site for one in chosen for step in one.repeated if (site := one.site(step)) is not None and not site.named}
+    rings: dict[int, set[Barrier]] = {}
+    for site in sites:
+        if site.resolved:
+            rings.setdefault(site.places[0] % _SPAN, set()).add(site)
+
+    def place(step: Step) -> Step:
+        found = []
+        for warps, site in step.barriers:
+            alike = rings.get(site.offset % _SPAN, set()) if not site.resolved and not site.named else set()
+            found.append((warps, next(iter(alike)) if len(alike) == 1 else site))
+        return dataclasses.replace(step, barriers=tuple(found))
+
+    return mapped(chosen, place)

@@ -11,10 +11,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tilecast.codegen.compiler.flow import hides_scores
-from tilecast.codegen.compiler.opcodes import MATRIX, MMA_SYNC, TCGEN05, WGMMA, latency_of
+from tilecast.codegen.compiler.opcodes import MATRIX, TCGEN05
 from tilecast.codegen.compiler.structure.assemble import ShapeError
 from tilecast.codegen.compiler.structure.candidates import (
     Candidate,
@@ -26,27 +26,21 @@ from tilecast.codegen.compiler.structure.candidates import (
 )
 from tilecast.codegen.compiler.structure.joined import joined
 from tilecast.codegen.compiler.structure.operands import operands_of
+from tilecast.codegen.compiler.structure.seldom import every_iteration, without_tiles
 from tilecast.codegen.compiler.structure.shape import Barrier, KernelShape, Loop, Role, Step
 from tilecast.codegen.compiler.structure.slots import (
     Steady,
     arrivals_by_turns,
     at_base,
     by_slot,
-    mapped,
+    placed,
     with_whole_phases,
 )
+from tilecast.codegen.compiler.structure.translated import NAMED, instruction_of, kind_of, parties_of
 from tilecast.model.compiled.costs import PARTITIONS
 from tilecast.model.compiled.roles import code as roles
-from tilecast.model.compiled.roles.code import KernelRoles, RoleCode, RoleInstruction
+from tilecast.model.compiled.roles.code import KernelRoles, RoleCode
 
-#: Arithmetic on pairs of numbers, which takes its pipe twice as long.
-_PAIRS = ("FFMA2", "FADD2", "FMUL2")
-_KIND = {"copy_in": "copy", "matrix_wait": "wgmma_wait"}
-_HOME = {"shared": "smem", "tensor": "tmem", "registers": "register"}
-_ARRIVALS = ("arrive", "commit", "copy")
-_NAMED = ("named_wait", "named_arrive")
-#: Low bits of an address in shared memory that do not depend on where it begins.
-_SPAN = 256
 #: Products of tcgen05 and what tells of their end: of one thread for the CTA.
 _ONE_THREAD = TCGEN05 | {"UTCBAR"}
 #: What is handed over once, before the first tile.
@@ -68,15 +62,50 @@ def kernel_roles(shape: KernelShape, out_bytes: int = 0, masked: bool = False, l
     ``out_bytes`` are those that a role copies out in an iteration, which no code tells; with ``masked`` an iteration masks its
     scores.
     """
-    multiplying = multiplies(shape)
     if not any(candidates(shape).values()):
         raise ShapeError(
             f"{shape.kernel}: expected a loop that multiplies, computes or moves data, found loops that count or wait alone"
         )
     shape = _joined(shape)
+    chosen, unrolled = _chosen(shape, masked)
+    looped = _sites(shape.kernel, chosen, lost)
+    # Barriers of a tile alone: only those that are known, and all of whose parties are in the roles looked at, are waited for.
+    alone = (one.site(step) for one in chosen for step in (*one.begin, *one.end))
+    sites = [
+        *looped,
+        *dict.fromkeys(site for site in alone if site is not None and site.resolved and site not in looped),
+    ]
+    # Ahead of the loops only what they go on with matters.
+    chosen = [
+        dataclasses.replace(one, ahead=tuple(s for s in one.ahead if s.kind in _GOES_ON or one.site(s) in looped))
+        for one in chosen
+    ]
+    number = {site: i for i, site in enumerate(sites)}
+    codes = tuple(
+        RoleCode(
+            one.name, one.warp,
+            *(tuple(instruction_of(one, step, number, out_bytes) for step in steps) for steps in (one.ahead, one.repeated, one.begin, one.end)),
+        )
+        for one in chosen
+    )  # fmt: skip
+    parties = parties_of(chosen, frozenset(looped))
+    barriers = tuple(
+        roles.Barrier(
+            site.label(), site.stages, site.named,
+            tuple((role, kind, count) for (at, role, kind), count in parties.items() if at == site),
+            arrivals_by_turns(site, chosen, shape, unrolled),
+        )
+        for site in sites
+    )  # fmt: skip
+    return KernelRoles(shape.kernel, shape.target, codes, barriers, unrolled, _lane_bytes(chosen) / unrolled)
+
+
+def _chosen(shape: KernelShape, masked: bool) -> tuple[list[Steady], int]:
+    """The steady loop of every role, and how many iterations a pass of them stands for; ShapeError where none of them multiplies in a kernel that does."""
+    multiplying = multiplies(shape)
     chosen = [one for role, loops in candidates(shape).items() if loops for one in _warps(role, loops, shape, masked)]
-    chosen = _placed(at_base(chosen, shape))
-    chosen = _every_iteration(_without_tiles(chosen))
+    chosen = placed(at_base(chosen, shape))
+    chosen = every_iteration(without_tiles(chosen))
     chosen = [one for one in chosen if not multiplying or _is_paced(one.repeated)]
     chosen, unrolled = by_slot(chosen)
     chosen = [with_whole_phases(one) for one in chosen]
@@ -86,46 +115,18 @@ def kernel_roles(shape: KernelShape, out_bytes: int = 0, masked: bool = False, l
             "found them only around loops: write the inner loop in line"
         )
     _check_products(shape.kernel, chosen)
-    names = list(dict.fromkeys(site for one in chosen for step in one.repeated if (site := one.site(step)) is not None))
-    unknown = next((site for site in names if not site.resolved), None)
-    if lost:
-        names = [site for site in names if site.resolved]
-    elif unknown is not None:
+    return chosen, unrolled
+
+
+def _sites(kernel: str, chosen: Sequence[Steady], lost: bool) -> dict[Barrier, None]:
+    """Barriers of the loops, in the order in which roles come to them; LostBarrierError for one whose place is not known, unless such are left out as ``lost``."""
+    sites = dict.fromkeys(site for one in chosen for step in one.repeated if (site := one.site(step)) is not None)
+    unknown = next((site for site in sites if not site.resolved), None)
+    if unknown is not None and not lost:
         raise LostBarrierError(
-            f"{shape.kernel}: expected barriers at known places in the steady loops, got {unknown.label()}"
+            f"{kernel}: expected barriers at known places in the steady loops, got {unknown.label()}"
         )
-    # Barriers of a tile alone: only those that are known, and all of whose parties are in the roles looked at, are waited for.
-    alone = dict.fromkeys(
-        site
-        for one in chosen
-        for step in (*one.begin, *one.end)
-        if (site := one.site(step)) is not None and site.resolved
-    )
-    looped = frozenset(names)
-    names += [site for site in alone if site not in looped]
-    # Ahead of the loops only what they go on with matters.
-    chosen = [
-        dataclasses.replace(one, ahead=tuple(s for s in one.ahead if s.kind in _GOES_ON or one.site(s) in looped))
-        for one in chosen
-    ]
-    parties = _parties(chosen, looped)
-    number = {site: i for i, site in enumerate(names)}
-    codes = tuple(
-        RoleCode(
-            one.name, one.warp,
-            *(tuple(_instruction(one, step, number, out_bytes) for step in steps) for steps in (one.ahead, one.repeated, one.begin, one.end)),
-        )
-        for one in chosen
-    )  # fmt: skip
-    barriers = tuple(
-        roles.Barrier(
-            site.label(), site.stages, site.named,
-            tuple((role, kind, count) for (at, role, kind), count in parties.items() if at == site),
-            arrivals_by_turns(site, chosen, shape, unrolled),
-        )
-        for site in names
-    )  # fmt: skip
-    return KernelRoles(shape.kernel, shape.target, codes, barriers, unrolled, _lane_bytes(chosen) / unrolled)
+    return {site: None for site in sites if site.resolved}
 
 
 def _is_paced(steps: Sequence[Step]) -> bool:
@@ -182,96 +183,13 @@ def _joined(shape: KernelShape) -> KernelShape:
     return joined(shape, {role: steady_of(loops, multiplying)[1] for role, loops in candidates(shape).items() if loops})
 
 
-def _without_tiles(chosen: Sequence[Steady]) -> list[Steady]:
-    """The same without roles that go round once a tile: they multiply nothing, others come to their barriers under a branch, and no
-    iteration waits for them.
-
-    (A warp of its own takes tiles and copies their Q.)  What others do for such a role under branches goes with it.
-    """
-
-    def slots(one: Steady, which: Callable[[Step], bool]) -> frozenset[object]:
-        return frozenset(slot for step in one.repeated if which(step) for slot in _slots(one.site(step)))
-
-    of_tiles = []
-    for one in chosen:
-        others = [other for other in chosen if other is not one]
-        given = slots(one, lambda step: step.kind not in ("wait", "named_wait"))
-        waited = frozenset().union(
-            *(slots(other, lambda step: "wait" in step.kind and not step.guard) for other in others)
-        )
-        seldom = frozenset().union(*(slots(other, lambda step: bool(step.guard)) for other in others))
-        multiplies = any(step.kind == "matrix" for step in one.repeated)
-        if not multiplies and slots(one, lambda _: True) & seldom and not given & waited:
-            of_tiles.append(one)
-    left = frozenset(slot for one in of_tiles for slot in slots(one, lambda _: True))
-    kept = [one for one in chosen if one not in of_tiles]
-    return _without_branches(kept, left) if of_tiles else kept
-
-
-def _without_branches(chosen: Sequence[Steady], seldom: frozenset[object]) -> list[Steady]:
-    """The same without branches around the uses of ``seldom`` barriers."""
-    kept = []
-    for one in chosen:
-        left = {step.guard for step in one.repeated if step.guard and _slots(one.site(step)) & seldom}
-        kept.append(dataclasses.replace(one, repeated=tuple(step for step in one.repeated if step.guard not in left)))
-    return kept
-
-
-def _every_iteration(chosen: Sequence[Steady]) -> list[Steady]:
-    """The same without what only some iterations do: branches around the uses of barriers to which all come under a branch, or whose
-    waits stand under one and to which nobody comes in a loop.
-
-    (A loop over all blocks of all tiles brings Q, and gives it back, once a tile; an epilogue that is no loop frees the sums.)
-    """
-    always: set[object] = set()
-    waited: set[object] = set()
-    brought: set[object] = set()
-    arrived: set[object] = set()
-    for one in chosen:
-        # What multiplies under a branch does so but for the last time: the next block's products, ahead of this one's.
-        multiplying = {step.guard for step in one.repeated if step.kind == "matrix"} | {""}
-        for step in one.repeated:
-            used = _slots(one.site(step))
-            (always if step.guard in multiplying else waited if step.kind == "wait" else brought).update(used)
-            arrived.update(used if _kind(step) in _ARRIVALS else ())
-    return _without_branches(chosen, frozenset((waited & brought | waited - arrived) - always))
-
-
-def _slots(site: Barrier | None) -> frozenset[object]:
-    """What tells apart the barriers that a step may mean: slots of one ring go by several names."""
-    if site is None:
-        return frozenset()
-    return frozenset(site.places) if site.resolved and not site.named else frozenset((site,))
-
-
-def _placed(chosen: Sequence[Steady]) -> list[Steady]:
-    """The same with rings for barriers whose slot is not known, where the known part of the address points at one ring alone.
-
-    Shared memory begins at an address that the loader gives, a multiple of the span below: what is known agrees in its low bits.
-    """
-    sites = {site for one in chosen for step in one.repeated if (site := one.site(step)) is not None and not site.named}
-    rings: dict[int, set[Barrier]] = {}
-    for site in sites:
-        if site.resolved:
-            rings.setdefault(site.places[0] % _SPAN, set()).add(site)
-
-    def place(step: Step) -> Step:
-        found = []
-        for warps, site in step.barriers:
-            alike = rings.get(site.offset % _SPAN, set()) if not site.resolved and not site.named else set()
-            found.append((warps, next(iter(alike)) if len(alike) == 1 else site))
-        return dataclasses.replace(step, barriers=tuple(found))
-
-    return mapped(chosen, place)
-
-
 def _warps(role: Role, loops: Sequence[Candidate], shape: KernelShape, masked: bool) -> list[Steady]:
     """The warps of a role on the sub-partition of the matrix role's; of a role without one there, its first."""
     around, loop = steady_of(loops, multiplies(shape))
     # Of a tile whose iterations are a loop in a loop, also what goes before the outer one.
     levels = [*itertools.pairwise(around[1:]), (around[-1], loop)]
     ahead = tuple(
-        step for out, into in levels for step in _ahead(out, into) if step.kind == "expect" or _kind(step) != "plain"
+        step for out, into in levels for step in _ahead(out, into) if step.kind == "expect" or kind_of(step) != "plain"
     )
     begin = tuple(step for out, into in levels for step in _ahead(out, into, True))
     if len(around) > 1 and around[1] in around[0].body:
@@ -330,7 +248,7 @@ def _ahead(around: Loop, loop: Loop, whole: bool = False) -> tuple[Step, ...]:
     """
     way = around.body[: around.body.index(loop)] if loop in around.body else around.body
     # Where the whole CTA meets, all warps are there before the loops begin.
-    return tuple(one for one in way if isinstance(one, Step) and (whole or not (one.kind in _NAMED and one.amount < 0)))
+    return tuple(one for one in way if isinstance(one, Step) and (whole or not (one.kind in NAMED and one.amount < 0)))
 
 
 def _told(steps: Sequence[Step]) -> tuple[Step, ...]:
@@ -355,108 +273,3 @@ def _told(steps: Sequence[Step]) -> tuple[Step, ...]:
         lost = step.kind == "copy_in" and not all(barrier.resolved for _, barrier in step.barriers)
         out.append(dataclasses.replace(step, barriers=told.barriers) if lost and told is not None else step)
     return tuple(out)
-
-
-def _kind(step: Step) -> str:
-    opcode = step.instruction.opcode
-    if step.kind == "matrix" and opcode in WGMMA | MMA_SYNC:
-        return "wgmma" if opcode in WGMMA else "mma_sync"
-    if step.kind == "copy_in" and opcode == "LDGSTS":
-        return "group_copy"
-    kind = _KIND.get(step.kind, step.kind)
-    return kind if kind in roles.KINDS else "plain"
-
-
-def _parties(chosen: Sequence[Steady], looped: frozenset[Barrier]) -> dict[tuple[Barrier, int, str], int]:
-    """(barrier, role, kind of arrival) -> arrivals in a phase: those of an iteration over the waits of one."""
-    waited: Counter[Barrier] = Counter()
-    for one in chosen:
-        mine = Counter(one.site(step) for step in one.repeated if _kind(step) in ("wait", "named_wait"))
-        for site, count in mine.items():
-            if site is not None:
-                waited[site] = max(waited[site], count)
-    found: dict[tuple[Barrier, int, str], int] = {}
-    for role, one in enumerate(chosen):
-        once = [step for step in (*one.begin, *one.end) if one.site(step) not in looped]
-        for steps in (one.ahead, one.repeated, once):
-            arrivals = Counter((one.site(step), _kind(step)) for step in steps if _kind(step) in _ARRIVALS)
-            announced = Counter(one.site(step) for step in steps if step.kind == "expect")
-            for (site, kind), count in arrivals.items():
-                # A named barrier counts threads of any warp.
-                if site is None or site.named:
-                    continue
-                phases = waited[site] if steps is one.repeated else count
-                found[site, role, kind] = max(1, round(count / max(1, announced[site] if kind == "copy" else phases)))
-    return found
-
-
-def _instruction(one: Steady, step: Step, number: dict[Barrier, int], out_bytes: int) -> RoleInstruction:
-    code, kind, site = step.instruction, _kind(step), one.site(step)
-    amount = 2 if code.opcode in _PAIRS else 0
-    if kind in ("tensor_load", "tensor_store", "shared_load", "shared_store"):
-        amount = step.amount
-    elif kind == "wait":
-        amount = one.passes(site)
-    elif kind == "copy":
-        amount = _bytes(one, step)
-    elif kind == "copy_out":
-        amount = _out_bytes(one, step, out_bytes)
-    elif kind == "wgmma":
-        amount = int(step.note == "commits")
-    elif kind in ("wgmma_wait", "group_wait", "group_copy"):
-        amount = max(0, step.amount)
-    matrix = kind in roles.MATRIX_KINDS
-    shape = step.shape if matrix else (0, 0, 0)
-    if kind in _NAMED:
-        amount, shape = max(0, step.amount), (_brings(one, step), 0, 0)
-    if kind in ("shared_load", "shared_store"):
-        shape = (step.wavefronts, sum(warp // 4 == one.warp // 4 for warp in one.role.warps), 0)
-    pipe = "tmem" if kind in ("tensor_load", "tensor_store") else step.pipe
-    remote = any(barrier.owner == "leader" for _, barrier in step.barriers) if kind == "arrive" else step.pair
-    return RoleInstruction(
-        pipe, *code.scheduling, latency_of(code.opcode, code.modifiers), kind,
-        number.get(site, -1) if site is not None else -1, amount, shape,
-        _HOME.get(step.source, "") if matrix else "add" if step.note == "adds" else "", _dtype(step) if matrix else "", remote,
-        kind == "wait" and bool(step.guard),
-    )  # fmt: skip
-
-
-def _brings(one: Steady, step: Step) -> int:
-    """Threads that come to a named barrier with this warp: those of the warps that it stands for, four at most."""
-    mine = next((warps for warps, _ in step.barriers if one.warp in warps), ())
-    return 32 * sum(warp // 4 == one.warp // 4 for warp in mine)
-
-
-def _out_bytes(one: Steady, step: Step, out_bytes: int) -> int:
-    """Bytes of a copy out: of a loop its share of ``out_bytes``, elsewhere of what its role's warps put into shared memory there."""
-    for steps in (one.repeated, one.begin, one.end):
-        if any(step is other for other in steps):
-            copies = [other for other in steps if other.kind == "copy_out" and other.turn == step.turn]
-            stored = sum(other.amount for other in steps if other.kind == "shared_store")
-            mine = 4 * 32 * stored * len(one.role.warps)
-            return (out_bytes if steps is one.repeated else mine) // max(1, len(copies))
-    return 0
-
-
-def _dtype(step: Step) -> str:
-    """The type at whose rate a product runs; of mma.sync also those of which an instruction has 32 bytes in other numbers."""
-    opcode, forms = step.instruction.opcode, step.instruction.modifiers.split(".")
-    if opcode not in MMA_SYNC:
-        return "bf16" if opcode in ("UTCHMMA", "HGMMA") else "fp8"
-    if opcode == "BMMA":
-        return "b1"
-    wide = "tf32" if "TF32" in forms else "bf16"
-    return wide if opcode == "HMMA" else "int4" if {"S4", "U4"} & set(forms) else "fp8"
-
-
-def _bytes(one: Steady, step: Step) -> int:
-    """Bytes that a copy brings to one SM: what its barrier is told to expect, over the copies that share it."""
-    site = one.site(step)
-    for steps in (one.repeated, one.ahead):
-        told = [
-            other.amount for other in steps if other.kind == "expect" and one.site(other) == site and other.amount > 0
-        ]
-        copies = sum(other.kind == "copy_in" and one.site(other) == site for other in steps)
-        if told and copies:
-            return sum(told) // copies // (2 if step.pair else 1)
-    return 0
