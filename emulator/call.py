@@ -7,10 +7,13 @@ import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilecast.base.files import check_writable, write_text_atomically
 from tilecast.emulator.errors import EmulationError, RequestError, UnsupportedError
+
+if TYPE_CHECKING:
+    from tilecast.model.machine.machine import Machine
 
 #: Items of a sequence, and characters of text, that a summary shows.
 _SHOWN, _CHARACTERS = 8, 200
@@ -93,23 +96,28 @@ def run_call(
         )
     over = overflows(session) if session is not None and not wrong else []
     lines += [f"  {'larger' if not number else '':10s} {said}" for number, said in enumerate(over)]
-    cycles = None
-    if traces and not wrong:
-        from tilecast.emulator.replay.spent import described, longest
-        from tilecast.emulator.replay.timeline import chrome_trace
-        from tilecast.emulator.replay.timing import replay
-
-        time, timeline = described(traces, chip, session.source.quote)
-        lines += time
-        cycles = timeline.cycles if timeline is not None else None
-        if trace is not None and timeline is not None:
-            most = longest(traces)
-            every = (timeline if one is most else replay(one, chip) for one in traces)
-            write_text_atomically(trace, chrome_trace(every))
-            lines.append(f"  timeline   {trace}: open in ui.perfetto.dev")
+    time, cycles = _timed(session, chip, trace) if traces and not wrong else ([], None)
+    lines += time
     if returned:
         lines.append(f"  returned   {returned}")
     return Called("\n".join(lines), not wrong, wrong, returned, launches, len(traces), operations, over, cycles)
+
+
+def _timed(session: Any, chip: Machine, trace: str | None) -> tuple[list[str], float | None]:
+    """Lines about the time of the program that executed most, and its cycles; all programs' timelines go to ``trace``."""
+    from tilecast.emulator.replay.spent import described, longest
+    from tilecast.emulator.replay.timeline import chrome_trace
+    from tilecast.emulator.replay.timing import replay
+
+    traces = session.traces
+    lines, timeline = described(traces, chip, session.source.quote)
+    if timeline is None:
+        return lines, None
+    if trace is not None:
+        most = longest(traces)
+        write_text_atomically(trace, chrome_trace(timeline if one is most else replay(one, chip) for one in traces))
+        lines = [*lines, f"  timeline   {trace}: open in ui.perfetto.dev"]
+    return lines, timeline.cycles
 
 
 def read_largest(text: str | None) -> dict[str, int]:

@@ -62,23 +62,7 @@ def attention_function(fallback: str | None = None, deterministic: bool = True) 
         **kwargs: Any,
     ) -> tuple[Any, None]:
         static = is_lengths(attention_mask)
-        if attention_mask is not None and attention_mask.dim() != 2 and not static:
-            raise UnsupportedError(
-                f"attention_mask: expected None, got a tensor of shape {tuple(attention_mask.shape)}; tilecast computes "
-                "causal and sliding-window masks itself and takes no other but padding: use attn_implementation='sdpa' for those"
-            )
-        if dropout:
-            raise UnsupportedError(f"dropout: expected 0, got {dropout}; set attention_dropout=0 or call model.eval()")
-        if kwargs.get("output_attentions"):
-            raise UnsupportedError(
-                "output_attentions: expected False, the weights never exist; use 'eager' to see them"
-            )
-        for argument in _CHANGES_THE_RESULT:
-            if kwargs.get(argument) is not None:
-                raise UnsupportedError(
-                    f"{argument}: expected None, got {type(kwargs[argument]).__name__}; "
-                    f"{type(module).__name__} needs another attn_implementation"
-                )
+        _check(module, None if static else attention_mask, dropout, kwargs)
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
         window = None
         if sliding_window is not None:
@@ -114,6 +98,25 @@ def attention_function(fallback: str | None = None, deterministic: bool = True) 
         return out.transpose(1, 2).contiguous(), None
 
     return tilecast_attention
+
+
+def _check(module: Any, mask: Any, dropout: float, options: dict[str, Any]) -> None:
+    """UnsupportedError for what a model asks for and the kernels do not have."""
+    if mask is not None and mask.dim() != 2:
+        raise UnsupportedError(
+            f"attention_mask: expected None, got a tensor of shape {tuple(mask.shape)}; tilecast computes "
+            "causal and sliding-window masks itself and takes no other but padding: use attn_implementation='sdpa' for those"
+        )
+    if dropout:
+        raise UnsupportedError(f"dropout: expected 0, got {dropout}; set attention_dropout=0 or call model.eval()")
+    if options.get("output_attentions"):
+        raise UnsupportedError("output_attentions: expected False, the weights never exist; use 'eager' to see them")
+    for argument in _CHANGES_THE_RESULT:
+        if options.get(argument) is not None:
+            raise UnsupportedError(
+                f"{argument}: expected None, got {type(options[argument]).__name__}; "
+                f"{type(module).__name__} needs another attn_implementation"
+            )
 
 
 def no_mask(

@@ -100,11 +100,19 @@ def main() -> None:
     parser.add_argument("--shapes", type=int, default=1000, help="how many shapes to forecast (targets scale)")
     parser.add_argument("--seed", type=int, default=1, help="of the questions that are drawn")
     args = parser.parse_args()
-    count = args.shapes
     report = Report()
-    machines = {name: load_machine(name) for name in _MACHINES}
+    _kernels(report)
+    _drawn(report, args.seed)
+    _shell(report)
+    _many(report, draw_shapes(args.shapes, 1))
+    sys.exit(0 if report.met else 1)
+
+
+def _kernels(report: Report) -> None:
+    """The search for a kernel, and forecasts of a named one, on each machine, mask and head dimension."""
     fresh, later, named, ranged = [], [], [], []
-    for name, chip in machines.items():
+    for name in _MACHINES:
+        chip = load_machine(name)
         family = native_family(chip)
         for mask in ("none", "causal"):
             for dims in ((64, 64), (128, 128)):
@@ -126,14 +134,22 @@ def main() -> None:
     for words, asked in (("first question of a head size and mask", fresh), ("another length", later)):
         report.line(f"best of the whole space, {words}", asked, 0.150)
         report.line("  the slowest of them", asked, 0.150, worst=True)
-    asked = [[timed(partial(best, work, chip)) for work in works] for chip, works in draw_questions(_DRAWN, args.seed)]
+    report.line("a named variant", named, 0.015)
+    report.line("the same with its interval, another length", ranged, 0.015)
+
+
+def _drawn(report: Report, seed: int) -> None:
+    """The search for kernels of questions drawn on all machines."""
+    asked = [[timed(partial(best, work, chip)) for work in works] for chip, works in draw_questions(_DRAWN, seed)]
     for words, times in (("first questions", [t[0] for t in asked]), ("other lengths", [t[1] for t in asked])):
         times.sort()
         report.line(f"{_DRAWN} drawn {words} on all machines", times, 0.150)
         report.line("  the slowest but one in twenty", times[: _DRAWN - _DRAWN // 20], 0.150, worst=True)
         report.line("  the slowest of them", times, 0.150, worst=True)
-    report.line("a named variant", named, 0.015)
-    report.line("the same with its interval, another length", ranged, 0.015)
+
+
+def _shell(report: Report) -> None:
+    """`tilecast predict` as a command."""
     for words in (("b200", "--causal"), ("h200-sxm",)):
         command = [
             sys.executable,
@@ -152,21 +168,23 @@ def main() -> None:
             run = partial(subprocess.run, command, check=True, stdout=subprocess.DEVNULL, env=shell)
             _, *cold = [timed(run) for _ in range(6)]
         report.line(f"tilecast predict from a cold shell, {' '.join(words)}", cold, 1.2)
-    shapes = draw_shapes(count, 1)
+
+
+def _many(report: Report, shapes: list[tuple[Workload, str]]) -> None:
+    """Forecasts of many shapes one after the other."""
+    machines = {name: load_machine(name) for name in _MACHINES}
 
     def forecast_named() -> None:
         for work, name in shapes:
-            predict(
-                work, name, native_family(machines[name]).published(work, machines[name]), interval=False, compiler=None
-            )
+            variant = native_family(machines[name]).published(work, machines[name])
+            predict(work, name, variant, interval=False, compiler=None)
 
     def forecast_searched() -> None:
         for work, name in shapes:
             predict(work, name, interval=False, compiler=None)
 
-    report.line(f"{count} shapes with a named variant", [timed(forecast_named)], 0.020 * count)
-    report.line(f"{count} shapes with search", [timed(forecast_searched)], 0.150 * count)
-    sys.exit(0 if report.met else 1)
+    report.line(f"{len(shapes)} shapes with a named variant", [timed(forecast_named)], 0.020 * len(shapes))
+    report.line(f"{len(shapes)} shapes with search", [timed(forecast_searched)], 0.150 * len(shapes))
 
 
 if __name__ == "__main__":
