@@ -30,7 +30,7 @@ from measuring import csv_table, evicting, first_line, graph_of, listing, share_
 
 from tilecast.base.module_file import module_of
 from tilecast.codegen.gemm.generate import generate_gemm
-from tilecast.kernels.gemm import choice, operator, registry
+from tilecast.kernels.gemm import choice, layouts, operator, registry
 from tilecast.kernels.gemm.launching import gemm_launcher, parted_launcher
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.gemm.workload import Gemm
@@ -141,7 +141,7 @@ def kernels_of(
         for name, v in variants(c_bytes == 4).items()
         if v.tile_m in rows and (v.tile_m, v.tile_n) not in ship and file_of(v, wide, False, folder).is_file()
     }
-    lies = operator._starts(a), operator._starts(b)
+    lies = layouts.starts(a), layouts.starts(b)
     forms = [(e.module, 1, e, t) for e, t in zip(entries, choice.tiles_of(entries), strict=True)]
     forms += [(name, 1, v, choice.Tiles(v.tile_m, v.tile_n, v.accumulators == 2)) for name, v in more.items()]
     of_parts = [(sums.module, sums, choice.tiles_of([sums])[0])]
@@ -201,7 +201,7 @@ def measure(
     runs |= {("", "torch.addmm", "", i): call for i, (name, call) in enumerate(calls.items()) if name != "us"}
     turned = tuple(0 < x.stride(0) < x.stride(1) for x in (a, b))
     for copied, name, form, parts, launch, copies in kernels_of(problem, a, b, within, rows, folder, earlier):
-        given = operator._copied((a, b), copies, turned, 0)
+        given = layouts.copied((a, b), copies, turned, 0)
 
         def run(launch: Any = launch, given: Any = given, parts: int = parts) -> Any:
             more = {"parts": parts} if parts > 1 else {}

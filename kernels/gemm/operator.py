@@ -19,7 +19,8 @@ from tilecast.kernels import registry
 from tilecast.kernels.again import Memory, key_of
 from tilecast.kernels.errors import AttentionError, UnsupportedError
 from tilecast.kernels.gemm.choice import Choice, Tiles, choose, tiles_of
-from tilecast.kernels.gemm.launching import copier, gemm_launcher, parted_launcher
+from tilecast.kernels.gemm.launching import gemm_launcher, parted_launcher
+from tilecast.kernels.gemm.layouts import boxes, copied, in_vectors, starts
 from tilecast.kernels.gemm.registry import (
     FEW,
     ONE,
@@ -42,12 +43,9 @@ _OUTPUTS = (*_INPUTS, torch.float32)
 _known: dict[Any, tuple[bool, tuple[Any, ...], Callable[..., Choice], int, dict[str, Any]]] = {}
 #: Rows, or columns, up to which a product is one of few.
 _FEW = 32
-#: The kernel that copies A and B, bytes of a line of L2, and of rows from which on those of a copy start at whole ones.
-_COPY, _LINE, _LONG_ROW = "gemm_copy", 128, 512
-#: Elements of a D at odd steps beside a whole C between which a launch that makes it of float32 sums pays, from such a k on or in place; of a C by
-#: columns up to which a launch may add up parts, whose warps read rows; and of a matrix up to which few rows load it element by element for less
-#: than a copy.
-_LEAST_SUMS, _MOST_SUMS, _SUMS_K, _MOST_MERGED, _MOST_SINGLE = 4_000_000, 32_000_000, 256, 500_000, 1_000_000
+#: Elements of a D at odd steps beside a whole C between which a launch that makes it of float32 sums pays, from such a k on or in place; and of a
+#: C by columns up to which a launch may add up parts, whose warps read rows.
+_LEAST_SUMS, _MOST_SUMS, _SUMS_K, _MOST_MERGED = 4_000_000, 32_000_000, 256, 500_000
 _launchers: dict[Any, Any] = {}
 
 
@@ -182,14 +180,14 @@ def _compute(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> Any
         if use == ONE and b.stride(0) < b.stride(1):
             use = ONE_COLUMN
         elif use == FEW:
-            given = _in_vectors(a, b, key[0])
+            given = in_vectors(a, b, key[0])
         whole, parted, tile = shared[use]
         parts = parts_of(PACES[use], tile, out.shape[0], out.shape[1], a.shape[1], sms)
         launch = functools.partial(parted, parts=parts) if parts > 1 else whole
         launch(*given, c if beta else None, out, alpha, beta)
         return _again(launch, turned != by_columns, alpha, beta, out) if given[0] is a and given[1] is b else None
     if any_strides:
-        launch, copied = launches[0], False
+        launch, made = launches[0], False
         launch(a, b, c if beta else None, out, alpha, beta)
     else:
         _, parted, _ = shared.get(PARTS, (None, None, None))
@@ -197,16 +195,16 @@ def _compute(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> Any
         if whole and of_columns and out.numel() > _MOST_MERGED:
             parted = None
         merged = parted is not None and whole and not of_columns and _by_sums(c, out, a.shape[1])
-        ahead = whole and not (_boxes(c) and _boxes(out))
-        choice = chosen(out.shape[0], out.shape[1], (_starts(a), _starts(b)), merged, parted is not None, ahead)
+        ahead = whole and not (boxes(c) and boxes(out))
+        choice = chosen(out.shape[0], out.shape[1], (starts(a), starts(b)), merged, parted is not None, ahead)
         # By columns where they are the shorter step: a copy that turns a matrix over takes longer.
-        given = _copied((a, b), choice.copies, tuple(0 < x.stride(0) < x.stride(1) for x in (a, b)), key[0])
-        copied = True in choice.copies
+        given = copied((a, b), choice.copies, tuple(0 < x.stride(0) < x.stride(1) for x in (a, b)), key[0])
+        made = True in choice.copies
         launch = launches[choice.kernel] if choice.kernel >= 0 else functools.partial(parted, parts=choice.parts)
         launch(*given, c if beta else None, out, alpha, beta, follows=choice.early)
         if choice.kernel < 0:
-            return None if copied else _again(launch, by_columns, alpha, beta, out)
-    if copied or not hasattr(launch, "started"):
+            return None if made else _again(launch, by_columns, alpha, beta, out)
+    if made or not hasattr(launch, "started"):
         return None
     return _known_call(launch, (a, b, c if beta else None, out, alpha, beta), by_columns)
 
@@ -214,7 +212,7 @@ def _compute(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> Any
 def _by_sums(c: Any, out: Any, k: int) -> bool:
     """Whether a launch that makes D of float32 sums pays beside a whole C by rows: of a D that the copy engine does not take, with more under way than
     warpgroups have."""
-    if _boxes(out) or not _LEAST_SUMS < out.numel() <= _MOST_SUMS:
+    if boxes(out) or not _LEAST_SUMS < out.numel() <= _MOST_SUMS:
         return False
     return k >= _SUMS_K or (c.data_ptr() == out.data_ptr() and out.element_size() == 2)
 
@@ -260,66 +258,6 @@ def _calls(start: Any, turned: bool, beta: float, made: Any, into: bool) -> Any:
         return out
 
     return changed if into else new
-
-
-def _in_vectors(a: Any, b: Any, device: int) -> tuple[Any, Any]:
-    """A of few rows and B, or where B is large copies along k, of what is not loaded in vectors of 16 bytes."""
-    single = tuple(not (_boxes(x) and (along_k or not x.shape[1] % 8)) for x, along_k in (
-        (a if a.stride(1) == 1 else a.t(), a.stride(1) == 1), (b.t() if b.stride(0) == 1 else b, b.stride(0) == 1),
-    ))  # fmt: skip
-    return _copied((a, b), single if b.numel() >= _MOST_SINGLE else (False, False), (False, True), device)
-
-
-def _copied(given: tuple[Any, Any], copies: tuple[bool, ...], turned: tuple[bool, ...], device: int) -> tuple[Any, Any]:
-    """The matrices, those of ``copies`` as copies by rows, or, ``turned``, by columns, made in one launch."""
-    made, pairs = list(given), []
-    for i, (x, asked, over) in enumerate(zip(given, copies, turned, strict=True)):
-        if asked:
-            x = x.t() if over else x
-            room = _room(x)
-            pairs += [x, room]
-            made[i] = room.t() if over else room
-    if pairs:
-        _copier(device)(*pairs)
-    return made[0], made[1]
-
-
-def _starts(x: Any) -> tuple[int, int]:
-    """The largest power of two bytes, up to a line of L2, at which all rows of A or B start, or columns where it lies by those, 0 where the copy
-    engine does not read it; and of a copy's."""
-    length, step = (x.shape[0], x.stride(1)) if 0 < x.stride(0) < x.stride(1) else (x.shape[1], x.stride(0))
-    size = x.element_size()
-    return (
-        _whole(step * size) if _boxes(x) or _boxes(x.t()) else 0,
-        _whole(_step_of_copy(length, size) * size),
-    )
-
-
-def _whole(step: int) -> int:
-    return min(_LINE, step & -step)
-
-
-def _step_of_copy(length: int, size: int) -> int:
-    """Elements from row to row of a copy: to whole lines of L2, or of short rows to whole 16 bytes."""
-    unit = (_LINE if length * size >= _LONG_ROW else 16) // size
-    return -(-length // unit) * unit
-
-
-def _room(x: Any) -> Any:
-    """Room for a copy of a matrix."""
-    step = _step_of_copy(x.shape[1], x.element_size())
-    return _empty_strided((x.shape[0], step), (step, 1), dtype=x.dtype, device=x.device)[:, : x.shape[1]]
-
-
-def _boxes(x: Any) -> bool:
-    """Whether the copy engine reads the matrix by rows: without gaps, from 16 bytes on."""
-    return x.stride(1) == 1 and x.stride(0) > 0 and not (x.stride(0) * x.element_size() & 15 or x.data_ptr() & 15)
-
-
-@functools.cache
-def _copier(device: int) -> Any:
-    """The launch of copies on a device."""
-    return on_device(copier(importlib.import_module(f"{registry.PACKAGE}.{_COPY}")), device)
 
 
 def _chooser(

@@ -17,7 +17,7 @@ from tilecast.kernels.registry import RegistryError
 torch = pytest.importorskip("torch")
 
 from tilecast.kernels.again import Memory  # noqa: E402
-from tilecast.kernels.gemm import operator  # noqa: E402
+from tilecast.kernels.gemm import layouts, operator  # noqa: E402
 from tilecast.kernels.gemm.choice import choose, tiles_of  # noqa: E402
 
 #: Kernels whose launch was kept for later calls.
@@ -69,7 +69,7 @@ def launched(monkeypatch):  # type: ignore[no-untyped-def]
                 rooms.append(its)
         COPIED.append(1 if other is None else 2)
 
-    monkeypatch.setattr(operator, "_copier", lambda device: copy)
+    monkeypatch.setattr(layouts, "_copier", lambda device: copy)
     monkeypatch.setattr(operator, "_launcher", launcher)
     monkeypatch.setattr(operator, "_memory", Memory())
     monkeypatch.setattr(operator, "capability_of", lambda kind, device: (9, 0))
@@ -252,8 +252,8 @@ def test_one_launch_copies_what_the_copy_engine_cannot_read_and_keeps_the_order_
         ((torch.randn(24, 80).to(FP16)[:, ::2], torch.randn(40, 24).to(FP16)), ((40, 1), (24, 1)), [1]),
     ):  # fmt: skip
         COPIED.clear()
-        unread = tuple(not operator._starts(x)[0] for x in given)
-        made = operator._copied(given, unread, tuple(0 < x.stride(0) < x.stride(1) for x in given), 0)
+        unread = tuple(not layouts.starts(x)[0] for x in given)
+        made = layouts.copied(given, unread, tuple(0 < x.stride(0) < x.stride(1) for x in given), 0)
         assert all(torch.equal(x, y) for x, y in zip(made, given, strict=True))
         assert tuple(x.stride() for x in made) == lies and copies == COPIED
     # C and D lie as they do.
@@ -308,10 +308,10 @@ def test_rows_of_copies_start_at_whole_lines(launched) -> None:  # type: ignore[
         (torch.randn(100, 261).to(BF16), (0, 128)), (torch.randn(100, 21).to(BF16), (0, 16)), (torch.randn(100, 528).to(BF16)[:, ::2], (0, 128)),
         (torch.randn(100, 272).to(BF16)[:, 1:], (0, 128)), (torch.randn(1, 264).to(BF16).expand(100, -1), (0, 128)),
     ):  # fmt: skip
-        assert operator._starts(x) == starts
+        assert layouts.starts(x) == starts
         turned = 0 < x.stride(0) < x.stride(1)
-        made, other = operator._copied((x, by_32), (True, False), (turned, False), 0)
-        assert torch.equal(made, x) and other is by_32 and operator._starts(made)[0] == starts[1]
+        made, other = layouts.copied((x, by_32), (True, False), (turned, False), 0)
+        assert torch.equal(made, x) and other is by_32 and layouts.starts(made)[0] == starts[1]
         assert (made.stride(0) < made.stride(1)) == turned
 
 
@@ -355,7 +355,7 @@ def test_small_tiles_run_where_they_make_one_wave(launched, m, n, k, wide, modul
 
 def test_few_rows_are_loaded_in_vectors_of_what_is_large(launched, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """Copies along k of what would be loaded element by element, none of what would not and of small matrices."""
-    monkeypatch.setattr(operator, "_MOST_SINGLE", 24 * 40)
+    monkeypatch.setattr(layouts, "_MOST_SINGLE", 24 * 40)
 
     def lying(rows: int, columns: int, gap: int = 0):  # type: ignore[no-untyped-def]
         return torch.randn(rows, columns + gap).to(BF16)[:, :columns]
@@ -365,7 +365,7 @@ def test_few_rows_are_loaded_in_vectors_of_what_is_large(launched, monkeypatch) 
         (lying(24, 3).t(), lying(41, 24, 1).t(), [2]), (lying(3, 24), lying(41, 24).t(), []), (lying(3, 23), lying(23, 41), []),
     ):  # fmt: skip
         COPIED.clear()
-        made = operator._in_vectors(a, b, 0)
+        made = layouts.in_vectors(a, b, 0)
         assert all(torch.equal(x, y) for x, y in zip(made, (a, b), strict=True)) and copies == COPIED
         if copies:
             assert made[1].stride() == (1, 24)
