@@ -193,7 +193,9 @@ def evaluated(call: str, names: dict[str, Any], file: str) -> Any:
         ) from None
     unknown = [name for name in code.co_names[:1] if name not in names and name not in names["__builtins__"]]
     if unknown:
-        own = sorted(name for name, value in names.items() if callable(value) and not name.startswith("_"))
+        # Names of Python's own stand in the file for what they are in kernels.
+        builtins = names["__builtins__"]
+        own = sorted(n for n, value in names.items() if callable(value) and not n.startswith("_") and n not in builtins)
         raise RequestError(f"--call: {file} has no {unknown[0]}; functions there: {', '.join(own[:12]) or 'none'}")
     return eval(code, names)
 

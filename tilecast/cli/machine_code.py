@@ -19,7 +19,7 @@ _CodeFile = Annotated[
 ]
 _SourceDtype = Annotated[str, typer.Option("--dtype", help="bf16 or fp16, of a generated kernel.")]
 _OneKernel = Annotated[str | None, typer.Option("--kernel", help="Which of several, by a part of its name.")]
-_Warps = Annotated[int | None, typer.Option("--warps", help="Warps of a CTA, which a listing does not say.")]
+_Warps = Annotated[int | None, typer.Option("--warps", min=1, help="Warps of a CTA, which a listing does not say.")]
 
 
 @app.command(rich_help_panel=_PANEL, epilog="Example: tilecast inspect kernel.cubin --kernel attention")
