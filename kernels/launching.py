@@ -254,9 +254,7 @@ def e4m3_launcher(module: Any) -> Callable[..., None]:
         )
         steps = plans.get(key)
         if steps is None:
-            if len(plans) >= MOST_PLANS:
-                plans.clear()
-            steps = plans[key] = _e4m3_steps(module, tensors, window_left, window_right)
+            steps = keep(plans, key, _e4m3_steps(module, tensors, window_left, window_right))
         for start in steps:
             start(*tensors, scale_log2)
         if not steps:

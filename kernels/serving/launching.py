@@ -13,7 +13,7 @@ import torch
 
 from tilecast.kernels.eviction import with_evict_first
 from tilecast.kernels.lasting import capturing, lasting_zeros
-from tilecast.kernels.launching import MOST_PLANS
+from tilecast.kernels.launching import keep
 from tilecast.kernels.starting import compiled_starter, on_device, sm_count, takes_of, told_apart
 
 #: What a launch works in, and what is to be called after the others (None: nothing).
@@ -131,7 +131,7 @@ class Launcher:
         #: Bytes of keys and values up to which those that a launch copies leave L2 first; 0 where they may be read again.
         self._once = getattr(module, "ONCE_BYTES", 0)
         self._module, self._rows, self._device, self._counters = module, rows, device, counters
-        self._plans: dict[Any, Any] = {}
+        self._plans: dict[Any, tuple[Any, ...]] = {}
         self._sms = sm_count(device, 2)
 
     def __call__(
@@ -180,9 +180,7 @@ class Launcher:
         )  # fmt: skip
         plan = self._plans.get(key)
         if plan is None:
-            if len(self._plans) >= MOST_PLANS:
-                self._plans.clear()
-            plan = self._plans[key] = self._plan(tensors, softcap, seqlen_q, seqlen_k, window, beside)
+            plan = keep(self._plans, key, self._plan(tensors, softcap, seqlen_q, seqlen_k, window, beside))
         return plan
 
     def started(
