@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tilecast.cli.workload_options import AsJson, Changes, Clock, check_knobs, takes_workload
 from tilecast.model.gemm.variant import FAMILY_NAMES
 from tilecast.model.machine.machine import Machine
+
+if TYPE_CHECKING:
+    from tilecast.model.gemm.workload import Gemm
 
 app = typer.Typer()
 _PROBLEM = "Problem"
@@ -67,14 +70,9 @@ def gemm(
     as_json: AsJson = False,
 ) -> None:
     """Forecast D = alpha A B + beta C: time, TFLOP/s, GB/s, what binds, and what a second accumulator is worth."""
-    from tilecast import __version__
-    from tilecast.base.files import check_writable, write_text_atomically
-    from tilecast.cli.tables import show, table
+    from tilecast.base.files import check_writable
     from tilecast.model.chip.evaluate import PredictError
     from tilecast.model.gemm.families import find_gemm_family, native_gemm_family
-    from tilecast.model.gemm.forecast import buffer_gains, forecast_gemm
-    from tilecast.model.gemm.render import GAIN_COLUMNS, gain_dicts, gain_rows
-    from tilecast.model.gemm.variant import GemmVariant, parse_gemm_variant
     from tilecast.model.gemm.workload import Gemm
     from tilecast.model.kernel.verdict import VariantError
     from tilecast.model.kernel.workload import WorkloadError
@@ -97,10 +95,33 @@ def gemm(
             raise VariantError(
                 f"--by-k compares kernels at many k: drop {'-o' if output is not None else '--level code'}"
             )
-        gains = buffer_gains(problem, chip, name, clock.value)
-        head = f"{chip.title}: {problem.label()}, but for k; {clock.words()} clock\n\n"
-        show(head + table(GAIN_COLUMNS, gain_rows(gains)), gain_dicts(gains), as_json)
+        _by_k(problem, chip, name, clock, as_json)
         return
+    _forecast(problem, machine, chip, name, clock, variant, level, output, as_json)
+
+
+def _by_k(problem: Gemm, chip: Machine, family: str, clock: Clock, as_json: bool) -> None:
+    """gemm --by-k: what the second accumulator is worth at every k."""
+    from tilecast.cli.tables import show, table
+    from tilecast.model.gemm.forecast import buffer_gains
+    from tilecast.model.gemm.render import GAIN_COLUMNS, gain_dicts, gain_rows
+
+    gains = buffer_gains(problem, chip, family, clock.value)
+    head = f"{chip.title}: {problem.label()}, but for k; {clock.words()} clock\n\n"
+    show(head + table(GAIN_COLUMNS, gain_rows(gains)), gain_dicts(gains), as_json)
+
+
+def _forecast(
+    problem: Gemm, machine: Machine, chip: Machine, name: str, clock: Clock, variant: str | None, level: str, output: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """gemm: one problem on ``chip``, which is ``machine`` with its changes; writes the kernel where ``output`` says where."""
+    from tilecast import __version__
+    from tilecast.base.files import write_text_atomically
+    from tilecast.cli.tables import show
+    from tilecast.model.gemm.forecast import buffer_gains, forecast_gemm
+    from tilecast.model.gemm.render import gain_dicts
+    from tilecast.model.gemm.variant import GemmVariant, parse_gemm_variant
+
     one = name == "gemm_triton"
     base = GemmVariant(name, stages=3, accumulators=1, c_stages=1) if one else GemmVariant(name)
     given = parse_gemm_variant(variant, base) if variant is not None else None
@@ -120,7 +141,7 @@ def gemm(
         text += f"\nWithout the changes: {before.time_ms:.4g} ms, {before.time_ms / answer.time_ms:.3f} times as long."
         data["before"] = {"time_ms": before.time_ms, "tflops": before.run.tflops}
     if given is None and not one:
-        gain = buffer_gains(problem, chip, name, clock.value, (k,))[0]
+        gain = buffer_gains(problem, chip, name, clock.value, (problem.k,))[0]
         text += f"\nSecond accumulator: {gain.gain:.3f}x (best with one {gain.one_ms:.4g} ms, with two {gain.two_ms:.4g} ms); --by-k shows every k."
         data["second_accumulator"] = gain_dicts([gain])[0]
     if made is not None and output is not None:
