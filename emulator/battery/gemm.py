@@ -5,71 +5,27 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from tilecast.emulator.battery.gemm_problems import TYPES, Product, Tensors, as_f64, kind_of, tensors_maker
+from tilecast.emulator.battery.gemm_steps import GemmSteps
 from tilecast.emulator.battery.host import handed_on, unstored
-from tilecast.emulator.battery.launches import LaunchBench, Trail, compare, explain, must_refuse, stored_at
+from tilecast.emulator.battery.launches import LaunchBench, compare, explain, must_refuse, stored_at
 from tilecast.emulator.errors import WrongResultError
 from tilecast.emulator.extremes import Call, Vast, dense, far_calls
-from tilecast.emulator.hardware.memory import Shared
 from tilecast.emulator.language.arrays import Array
 from tilecast.emulator.session import Watcher
 from tilecast.emulator.values import dtypes
 
-_TYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
 #: Share of a rounding by which sums may fall on the other side of a tie.
 _TIE = {"bf16": 2.0**-13, "fp16": 2.0**-16, "fp32": 2.0**-29}
 #: Rows, columns and sums of products of which D, A or B have 2^34 elements.
 _LARGE = ((2**18, 2**16, 64), (2**20, 64, 2**14), (64, 2**20, 2**14))
-#: Arguments of a call that asks for a product.
-_ASKED = 5
-#: Error of float32 sums, of the sum of absolute products; and of an accumulator of the tensor core against them.
-_SUM, _STEP = 4e-7, 1e-4
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """One launch: D (m, n) of A (m, k) and B (k, n)."""
-
-    name: str
-    m: int
-    n: int
-    k: int
-    dtype: str = "bf16"
-    alpha: float = 1.0
-    beta: float = 1.0
-    #: Whether rows ("rows") or columns of A and B are without gaps.
-    a: str = "rows"
-    b: str = "rows"
-    #: How C lies: "rows" as D, "columns", one "row", "column" or "number" for all of it.
-    c: str = "rows"
-    #: Whether D is C; columns of C and D beyond those that count; whether C is NaN and must not be read.
-    in_place: bool = False
-    gap: int = 0
-    poisoned: bool = False
-    #: Whether there is no C, whatever beta is.
-    without_c: bool = False
-    mode: str = "late"
-    seed: int = 0
-    sms: int = 3
-    #: A second launch with other numbers and factors.
-    again: bool = False
-    #: Of k, where the kernel shares it among programs.
-    parts: int = 2
-
-    def label(self) -> str:
-        """For messages, and for ``--case``."""
-        words = [
-            f"{self.m}x{self.n}x{self.k}", self.dtype, f"alpha {self.alpha:g}", f"beta {self.beta:g}",
-            *([f"A by {self.a}, B by {self.b}"] if "columns" in (self.a, self.b) else []),
-            *([f"C by {self.c}" if self.c == "columns" else f"one {self.c} of C"] if self.c != "rows" else []),
-            *(["in place"] if self.in_place else []), self.mode + (f" (seed {self.seed})" if self.mode == "random" else ""),
-        ]  # fmt: skip
-        return f"{self.name}: {', '.join(words)}"
+#: Error of float32 sums, of the sum of absolute products.
+_SUM = 4e-7
 
 
 class GemmBench(LaunchBench):
@@ -165,10 +121,10 @@ class GemmBench(LaunchBench):
         return str(self.loaded.header["workload"]["d_dtype"])
 
     def _run(self, problem: Product, seed: int) -> None:
-        made = _made(problem, self._wide, seed)
+        made = tensors_maker(problem, self._wide, seed)
         met, sums = self._met(seed % 2), functools.partial(self._sums, problem.m, problem.n, problem.parts)
 
-        def launched(watcher: Watcher | None = None) -> _Tensors:
+        def launched(watcher: Watcher | None = None) -> Tensors:
             tensors = made()
             given = (
                 tensors.a,
@@ -192,20 +148,20 @@ class GemmBench(LaunchBench):
         if not np.array_equal(beyond, done.beyond, equal_nan=True):
             raise WrongResultError("columns of D beyond its last one were written")
         adds = problem.beta and not problem.without_c
-        want = problem.alpha * (_f64(done.a) @ _f64(done.b)) + (problem.beta * done.before if adds else 0.0)
-        size = abs(problem.alpha) * (np.abs(_f64(done.a)) @ np.abs(_f64(done.b)))
+        want = problem.alpha * (as_f64(done.a) @ as_f64(done.b)) + (problem.beta * done.before if adds else 0.0)
+        size = abs(problem.alpha) * (np.abs(as_f64(done.a)) @ np.abs(as_f64(done.b)))
         size = size + (abs(problem.beta * done.before) if adds else 0.0)
-        kind = _kind(problem, self._wide)
-        rounded = np.abs(want.astype(_TYPES[kind]).astype(np.float64) - want)
+        kind = kind_of(problem, self._wide)
+        rounded = np.abs(want.astype(TYPES[kind]).astype(np.float64) - want)
         allowed = 1.01 * rounded + _SUM * size + _TIE[kind] * np.abs(want) + 2.0**-40
         off = compare(done.d.data, want, allowed, ("row", "column"), "D")
         if off.text:
-            trail = _Steps(problem, self.number("TILE_M", 64))
+            trail = GemmSteps(problem, self.number("TILE_M", 64))
             self.source.dataflow.left_out = self.coverage.left_out(lambda: launched(trail))
             raise self._explained(problem, trail, off.text + stored_at(self.source, done.d, off.at), off.at)
         self.out_error = max(self.out_error, off.share)
 
-    def _explained(self, problem: Product, trail: _Steps, what: str, at: tuple[int, ...]) -> WrongResultError:
+    def _explained(self, problem: Product, trail: GemmSteps, what: str, at: tuple[int, ...]) -> WrongResultError:
         """The error, with the first step that departs; where all products are right, what comes after."""
         host = ""
         step = trail.departs or trail.left_out(problem, at, (self.number("TILE_M", 64), self.number("TILE_N", 64)))
@@ -249,7 +205,7 @@ class GemmBench(LaunchBench):
     def refused(self) -> int:
         """Wrong calls."""
         problem = Product("", 16, 24, 32)
-        tensors = _made(problem, self._wide, 0)()
+        tensors = tensors_maker(problem, self._wide, 0)()
         launch = self._checked
         right = {name: getattr(tensors, name) for name in "abcd"}
 
@@ -285,184 +241,3 @@ class GemmBench(LaunchBench):
                 ("a b whose columns are not neighbours", call("b", lambda x: np.repeat(x, 2, 1)[:, ::2])),
             ],
         )
-
-
-@dataclass
-class _Tensors:
-    a: Array
-    b: Array
-    c: Array
-    d: Array
-    #: Memory of D with the columns beyond, and those and C as they were.
-    holder: Any
-    beyond: Any
-    before: Any
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two tiles have the same bits."""
-    first, second = (np.ascontiguousarray(x).view(np.uint8) for x in (one, other))
-    return one.shape == other.shape and bool((first == second).all())
-
-
-def _f64(array: Array) -> Any:
-    return array.data.astype(np.float64)
-
-
-def _kind(problem: Product, wide: str) -> str:
-    """Type of C and D."""
-    return "fp16" if wide == "bf16" and problem.dtype == "fp16" else wide
-
-
-def _made(problem: Product, wide: str, seed: int) -> Callable[[], _Tensors]:
-    """What makes the tensors of a problem, the same each time."""
-    kind = _TYPES[_kind(problem, wide)]
-
-    def make() -> _Tensors:
-        rng = np.random.default_rng(seed)
-
-        def matrix(rows: int, columns: int, how: str, name: str) -> Array:
-            first, second = (rows, columns) if how == "rows" else (columns, rows)
-            # Rows start at whole 16 bytes.
-            whole = rng.standard_normal((first, -(-second // 8) * 8), np.float32).astype(_TYPES[problem.dtype])[
-                :, :second
-            ]
-            return Array(whole if how == "rows" else whole.T, name)
-
-        a, b = matrix(problem.m, problem.k, problem.a, "a"), matrix(problem.k, problem.n, problem.b, "b")
-        # Rows of D start at whole 16 bytes, or nowhere in particular.
-        columns = problem.n + problem.gap if "odd" in problem.name else -(-problem.n // 8) * 8 + problem.gap
-        holder = rng.standard_normal((problem.m, columns), np.float32).astype(kind)
-        if problem.poisoned:
-            holder[:] = np.nan
-        lying = holder[:, : problem.n]
-        one = {"row": lying[:1], "column": lying[:, :1], "number": lying[:1, :1]}.get(problem.c)
-        if one is not None:
-            lying = np.broadcast_to(one, lying.shape)
-        elif problem.c == "columns":
-            lying = np.asfortranarray(lying)
-        before = lying.astype(np.float64)
-        beyond = holder[:, problem.n :].copy()
-        c = Array(lying, "c")
-        if problem.in_place:
-            d = Array(holder[:, : problem.n], "d")
-            return _Tensors(a, b, d, d, holder, beyond, before)
-        own = np.full_like(holder, np.nan)
-        return _Tensors(a, b, c, Array(own[:, : problem.n], "d"), own, own[:, problem.n :].copy(), before)
-
-    return make
-
-
-@dataclass(frozen=True, slots=True)
-class _Tile:
-    """What a buffer of shared memory holds: rows and columns of A or B from here on."""
-
-    tensor: str
-    row: int
-    column: int
-    calls: tuple[int, ...]
-    #: The numbers, rows of A or B down.
-    values: Any = field(compare=False, hash=False)
-
-
-class _Steps(Trail):
-    """Which product or sum departs first."""
-
-    def __init__(self, problem: Product, rows: int) -> None:
-        super().__init__()
-        #: Of a tile.
-        self._rows = rows
-        self._turned = {"a": problem.a == "columns", "b": problem.b == "columns"}
-        self._cells: dict[tuple[int, int], _Tile] = {}
-        self._sums: dict[Any, Any] = {}
-        #: First row of A and first column of B -> first columns of A that were multiplied.
-        self._multiplied: dict[tuple[int, int], set[int]] = {}
-        #: What is wrong, where a step is.
-        self.departs = ""
-
-    def copied(self, copy: Any) -> None:
-        """Note what the cells of a tile hold now."""
-        super().copied(copy)
-        name = copy.desc.memory.name
-        if name not in self._turned:
-            return
-        first, second = (int(n) for n in copy.corner)
-        row, column = (second, first) if self._turned[name] else (first, second)
-        whole = np.asarray(copy.desc.tile(copy.corner))
-        tile = _Tile(name, row, column, copy.calls[:3], whole.T if self._turned[name] else whole)
-        for cell in copy.target.cells_of(copy.cta):
-            self._cells[id(copy.program), int(cell)] = tile
-
-    def multiplied(self, product: Any, a: Any, result: Any) -> None:
-        """Whether A and B have the same part of K, and the sum is that of the operands."""
-        super().multiplied(product, a, result)
-        if self.departs or not isinstance(a, Shared):
-            return
-        left, right = (self._tile(product, one) for one in (a, product.b))
-        if left is not None and right is not None and left.column != right.row:
-            self.departs = f"products. Columns of A from {left.column} are multiplied with rows of B from {right.row}"
-            self.step = [(product.calls[:3], None), (left.calls, 1), (right.calls, 1), (product.calls[:3], 0)]
-            return
-        for number, (name, tile, operand) in enumerate((("A", left, a), ("B", right, product.b))):
-            if tile is not None and tile.values.size == operand.a.size and not _same(operand.a, tile.values):
-                self.departs = f"products. The operand with rows of {name} from {tile.row} and columns from {tile.column} has rows for columns, or others"
-                call = product.calls[:3]
-                self.step = [
-                    (call, None),
-                    (call, number),
-                    (tile.calls, 1),
-                    *((product.calls[i:], "around") for i in (0, 1)),
-                ]
-                self.step += [(product.calls[i:3], place) for i in (1,) for place in range(_ASKED)]
-                return
-        accumulator = getattr(product.acc, "byte", None)
-        # Where sums are in registers a role has one accumulator, or one for each piece of its rows.
-        role = (id(getattr(product, "role", None)), None if left is None else left.row % self._rows)
-        place = (id(product.program), accumulator if accumulator is not None else role)
-        with np.errstate(all="ignore"):
-            exact = np.asarray(a.a, np.float64) @ np.asarray(product.b.a, np.float64)
-            size = np.abs(np.asarray(a.a, np.float64)) @ np.abs(np.asarray(product.b.a, np.float64))
-            before = self._sums.get(place)
-            key = None if left is None else left.column
-            if before is not None and key is not None and key > 0:
-                exact, size = exact + before[0], size + before[1]
-            off = np.abs(np.asarray(result, np.float64) - exact) / np.maximum(size, 1e-3)
-        if key is not None and float(np.nan_to_num(off, nan=np.inf).max(initial=0.0)) > _STEP:
-            self.departs = f"sums. After columns of A from {key} an accumulator is not the sum of its products"
-            call = product.calls[:3]
-            self.step = [(call, None), (call, "use_acc"), (call, 2), (call, 0)]
-            return
-        if left is not None and right is not None:
-            self._multiplied.setdefault((left.row, right.column), set()).add(left.column)
-        self._sums[place] = (exact, size)
-
-    def left_out(self, problem: Product, at: Sequence[int], tile: tuple[int, int]) -> str:
-        """What of the products for an element is missing; empty where nothing is."""
-        width = min(
-            (b - a for steps in self._multiplied.values() for a, b in itertools.pairwise(sorted(steps))),
-            default=problem.k,
-        )
-        said = ""
-        near = [
-            place
-            for place in self._multiplied
-            if place[0] <= at[0] < place[0] + tile[0] and place[1] <= at[1] < place[1] + tile[1]
-        ]
-        if not near:
-            said = f"products. None is about row {at[0]} and column {at[1]}: a tile is left out, or its A or B copied from elsewhere"
-        else:
-            steps = self._multiplied[near[0]]
-            missing = [k for k in range(0, problem.k, width) if k not in steps]
-            if (missing and len(steps) > 1) or (missing and width >= problem.k):
-                said = (
-                    f"products. Columns of A from {missing[0]} are never multiplied for row {at[0]} and column {at[1]}"
-                )
-        if said:
-            chains = [chain for name in "ab" for chain in self.copies.get(name, {})]
-            self.step = [(chain, 1) for chain in chains] + [(chain, None) for chain in self.products]
-        return said
-
-    def _tile(self, product: Any, operand: Any) -> _Tile | None:
-        """What an operand is made of; None where it is not of one tile."""
-        found = {self._cells.get((id(product.program), int(cell))) for cell in operand.cells.reshape(-1)}
-        return found.pop() if len(found) == 1 else None
