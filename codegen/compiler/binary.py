@@ -233,6 +233,8 @@ def _load(one: _Candidate) -> Binary:
             raise BinaryError(
                 f"{where}: its code cannot be disassembled, expected plain instructions: stripped or encrypted? ({error})"
             ) from None
+        if not one.cubin:
+            raise BinaryError(f"{where}: not a whole listing: {error}") from None
         raise
     check_known(((i.opcode, i.address) for i in instructions), where)
     beside = dict(one.beside)

@@ -271,34 +271,15 @@ def compile_kernels(
     work = header["workload"] if shape is None else shape
     if header["workload"].get("dtype") == "fp8":
         dtype = "fp8"
-    direction = header.get("pass", "fwd")
     found: list[Any] = []
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
-    change = None
-    if direction == "gemm":
-        arguments, options = _gemm(work, _DTYPE_NAMES[dtype], capability), {}
-    elif direction == "serve":
-        arguments, options = _serving(work, _DTYPE_NAMES[dtype], capability, sms, header["variant"].split(","))
-    elif direction == "copy":
-        x = _Shape((work["m"], work["n"]), _DTYPE_NAMES[dtype], 2, capability)
-        arguments, options = (x, x, x, x), {}
-    elif direction == "copy rows":
-        arguments, options = _copy_rows(work, _DTYPE_NAMES[dtype], capability), {}
-    elif direction == "quantize":
-        arguments, options = _quantize(work, _DTYPE_NAMES[dtype], capability), {}
-    elif direction == "append":
-        arguments, options = _append(
-            work, _DTYPE_NAMES[dtype], capability, "cache_bits=8" in header["variant"].split(",")
-        )
-    else:
-        left, right = work["window"] or (-1, -1)
-        tensors = _tensors(work, direction, _DTYPE_NAMES[dtype], capability, with_lse)
-        arguments, options = (*tensors, work["head_dim_qk"] ** -0.5, left, right), {}
-        change = change_for(module, max(work["head_dim_qk"], work["head_dim_v"]))  # as `kernels.launching` launches it
-        if dtype == "fp8":
-            by_head = _Shape((work["batch"], work["heads_kv"]), "torch.float32", 4, capability)
-            options = {f"{x}_descale": by_head for x in "qkv"}
+    try:
+        arguments, options = _arguments(header, work, dtype, capability, sms, with_lse)
+        # As `kernels.launching` launches it.
+        change = change_for(module, max(work["head_dim_qk"], work["head_dim_v"])) if _attends(header) else None
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CompileError(
+            f"{path}: expected a TILECAST header that says what the kernel is launched on, got one that does not ({error})"
+        ) from None
     # Triton prints the whole PTX when the assembler refuses it; the sentence below says what matters.
     with _offline(capability, sms, found, change=change), contextlib.redirect_stdout(io.StringIO()):
         try:
@@ -314,6 +295,37 @@ def compile_kernels(
                 "the compiler gives their memory to something else, which PTX forbids without mbarrier.inval: allocate none where no role uses it"
             )
     return tuple(_compiled(kernel, target) for kernel in found)
+
+
+def _attends(header: Mapping[str, Any]) -> bool:
+    """Whether a kernel takes q, k and v of the same lengths in a batch, forward or backward."""
+    return header.get("pass", "fwd") not in ("gemm", "serve", "copy", "copy rows", "quantize", "append")
+
+
+def _arguments(
+    header: Mapping[str, Any], work: Mapping[str, Any], dtype: str, capability: int, sms: int, with_lse: bool
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What ``launch`` of a file is called with, by its header's pass: tensors of ``work`` without memory."""
+    direction, name = header.get("pass", "fwd"), _DTYPE_NAMES[dtype]
+    if direction == "gemm":
+        return _gemm(work, name, capability), {}
+    if direction == "serve":
+        return _serving(work, name, capability, sms, header["variant"].split(","))
+    if direction == "copy":
+        x = _Shape((work["m"], work["n"]), name, 2, capability)
+        return (x, x, x, x), {}
+    if direction == "copy rows":
+        return _copy_rows(work, name, capability), {}
+    if direction == "quantize":
+        return _quantize(work, name, capability), {}
+    if direction == "append":
+        return _append(work, name, capability, "cache_bits=8" in header["variant"].split(","))
+    left, right = work["window"] or (-1, -1)
+    given = (*_tensors(work, direction, name, capability, with_lse), work["head_dim_qk"] ** -0.5, left, right)
+    if dtype != "fp8":
+        return given, {}
+    by_head = _Shape((work["batch"], work["heads_kv"]), "torch.float32", 4, capability)
+    return given, {f"{x}_descale": by_head for x in "qkv"}
 
 
 def _idle_barriers(ttgir: str) -> int:

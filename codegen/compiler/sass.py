@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import tempfile
@@ -156,7 +157,7 @@ def split_listing(text: str) -> tuple[Listing, ...]:
 
 
 def parse_listing(text: str) -> tuple[Instruction, ...]:
-    """Instructions of a kernel's listing; CompileError when there are none.
+    """Instructions of a kernel's listing; CompileError when there are none, or where some of it is missing or out of order.
 
     ``nvdisasm -c -hex`` writes encodings and labels; without ``-hex`` control words are 0, and ``cuobjdump -sass`` names
     addresses in place of labels, and none for indirect branches.
@@ -184,10 +185,19 @@ def parse_listing(text: str) -> tuple[Instruction, ...]:
             first = None
     if not rows:
         raise CompileError(f"nvdisasm printed no instructions: {text.strip()[:200] or 'nothing at all'}")
+    places = [int(found.group(1), 16) for found, *_ in rows]
+    for before, place in itertools.pairwise(places):
+        if place <= before:
+            raise CompileError(f"expected instructions by ascending address, got {place:#x} behind {before:#x}")
+    for found, _, named in rows:
+        if missing := [name for name in named if name not in labels]:
+            raise CompileError(
+                f"expected the label {missing[0]} that {found.group(3)} at {found.group(1)} names, found none: cut off?"
+            )
     return tuple(
         Instruction(
             int(found.group(1), 16), found.group(3), found.group(4), _REMARK.sub("", found.group(5)), found.group(2) or "",
-            control, tuple(labels[name] for name in named if name in labels) or _places(found),
+            control, tuple(labels[name] for name in named) or _places(found),
         )
         for found, control, named in rows
     )  # fmt: skip

@@ -39,6 +39,10 @@ _SERIAL = 4
 _NO_LAUNCH = " Its launch is not told: around its loop the code cannot be followed."
 
 
+#: Tiles of a launch that are dealt to SMs one by one.
+MOST_TILES = 1 << 22
+
+
 @dataclass(frozen=True, slots=True)
 class Grid:
     """What a launch does, which machine code alone does not say."""
@@ -51,10 +55,13 @@ class Grid:
 
     @property
     def work(self) -> list[int]:
-        """Iterations of every tile; CodeError as `spread`, or for fewer tiles than CTAs."""
+        """Iterations of every tile; CodeError as `spread`, for fewer tiles than CTAs, or for more than `MOST_TILES`."""
         if 0 < self.tiles < self.ctas:
             raise CodeError(f"tiles: expected at least one for each of {self.ctas} CTAs, got {self.tiles}")
-        return spread(self.iterations, self.tiles or self.ctas)
+        count = self.tiles or self.ctas
+        if count > MOST_TILES:
+            raise CodeError(f"tiles: expected at most {MOST_TILES} of a launch, got {count}")
+        return spread(self.iterations, count)
 
 
 @dataclass(frozen=True, slots=True)
