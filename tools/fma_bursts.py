@@ -1,12 +1,13 @@
-"""Bursts of arithmetic beside matrix products on one SM: how long they take, and what the products lose.
+"""Bursts of arithmetic beside matrix products on one SM: how long they take, and what the products and other warps lose.
 
     python tools/fma_bursts.py OUT.csv [--cache DIR] [--only-compile] [--seconds S]
 
 `tilecast calibrate`'s corun/beside_mma has streams that never end; kernels do their maxima and rescale O in one piece and then do other
 things.  In "steady" rounds warpgroups multiply back to back (m64 x n, groups of eight, two under way) while others meet, do a burst and
-wait some 1,500 cycles.  In "late" rounds those that multiply come DELAY cycles after the burst begins, with empty hands, and issue
-PRODUCTS.  Bursts are straight-line code entered in the middle; gaps are written into the machine code: the stall count of the last
-instruction before one (10 cycles at most), and NOPs in the place of the instructions that follow.  Half a minute on a Hopper GPU, half of it to compile.
+wait some 1,500 cycles; in "mixed" ones the second does something else, for longer.  In "late" rounds those that multiply come DELAY
+cycles after the burst begins, with empty hands, and issue PRODUCTS in groups of four.  Gaps are written into the machine code: the stall
+count of the last instruction before one (10 cycles at most), and NOPs in the place of the instructions that follow.  Half a minute on a
+Hopper GPU, and ten seconds to compile on 16 cores.
 """
 
 from __future__ import annotations
@@ -21,10 +22,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from measuring import csv_table
 from own_kernels import clock_mhz, kernel_text, machine_codes
 
@@ -33,24 +32,23 @@ from tilecast.validation.lab.calibrate.gpu import Gpu, Launch
 from tilecast.validation.lab.calibrate.groups.corun import inside
 from tilecast.validation.lab.calibrate.preludes import STREAMS, wgmma_prelude
 
-#: Steps of the longest burst, of a piece of one that can be left out, groups of eight products that are logged, of shared memory the bytes.
-LONGEST, PIECE, LOG = 768, 32, 1024
-SMEM = 131072 + 8 * 4 * LOG + 8 * LOG
+#: Groups of products, and bursts, that are logged; bytes of shared memory.
+LOG = 1024
+SMEM = 131072 + 12 * LOG
 ROUNDS, PAUSE = 64, 1500
 KERNEL = (
     r"""
-// size: warpgroups that multiply, pieces of a burst, products of a late round, its delay, groups of products; 8, 8, 8, 16 and 16 bits.
-#define PIECES(n) case n: { _Pragma("unroll") for (int i = 0; i < 32; i++) { BODY(i) } }
+// size: warpgroups that multiply, products of a late round, its delay, groups of products; 8, 8, 16 and 16 bits.
 BENCH(THREADS) {
   extern __shared__ __align__(1024) unsigned char smem[];
-  u32* issues = (u32*)(smem + WGMMA_SMEM);   // LOG groups of eight
-  u32* begins = issues + 8 * LOG;            // LOG bursts
+  u32* groups_at = (u32*)(smem + WGMMA_SMEM);   // LOG groups of products
+  u32* begins = groups_at + LOG;                // LOG bursts
   u32* ends = begins + LOG;
   const u32 base = address(smem);
-  const int group = warpgroup_index(), multiplying = (int)(size & 255), pieces = (int)(size >> 8 & 255);
-  const int products = (int)(size >> 16 & 255), delay = (int)(size >> 24 & 65535), groups = (int)(size >> 40);
+  const int group = warpgroup_index(), multiplying = (int)(size & 255), products = (int)(size >> 8 & 255);
+  const int delay = (int)(size >> 16 & 65535), groups = (int)(size >> 32);
   wgmma_fill(smem);
-  for (int i = threadIdx.x; i < 10 * LOG; i += blockDim.x) issues[i] = 0;
+  for (int i = threadIdx.x; i < 3 * LOG; i += blockDim.x) groups_at[i] = 0;
   __syncthreads();
   i64 t0 = clk(), t1 = t0, spent = 0;
   if (group < multiplying) {
@@ -62,38 +60,29 @@ BENCH(THREADS) {
     for (int r = 0; r < rounds; r++) {
       asm volatile("bar.sync 1, %0;" ::"r"(blockDim.x) : "memory");
       spin(delay);
-      u32 at[12];
+      u32 at[3];
 #pragma unroll
       for (int p = 0; p < 12; p += 4) {
         if (p < products) {
           wgmma_fence();
 #pragma unroll
-          for (int u = 0; u < 4; u++) {
-            wgmma(c, a, a_step(base, group, u), b_step(base, u), 1);
-            at[p + u] = clk32();
-          }
+          for (int u = 0; u < 4; u++) wgmma(c, a, a_step(base, group, u), b_step(base, u), 1);
           wgmma_commit();
+          at[p / 4] = clk32();
         }
       }
       wgmma_wait<0>();
       const u32 seen = clk32();
       if (logs) {
         ends[r] = seen;
-        for (int p = 0; p < 12; p++) if (p < products) issues[r * 16 + p] = at[p];
+        for (int p = 0; p < 3; p++) if (4 * p < products) groups_at[r * 4 + p] = at[p];
       }
     }
 #else
     for (int r = 0; r < groups; r++) {
-      u32 at[8];
-      wgmma_fence();
-#pragma unroll
-      for (int u = 0; u < 8; u++) {
-        wgmma(c, a, a_step(base, group, u), b_step(base, u), u > 0 ? 1 : rounds >> 30);
-        at[u] = clk32();
-      }
-      wgmma_commit();
+      wgmma_group<8>(c, a, base, group, rounds >> 30);
       wgmma_wait<1>();
-      if (logs) for (int u = 0; u < 8; u++) issues[r * 8 + u] = at[u];
+      if (logs) groups_at[r] = clk32();
     }
     wgmma_wait<0>();
 #endif
@@ -120,12 +109,18 @@ BENCH(THREADS) {
       asm volatile("bar.sync 1, %0;" ::"r"(blockDim.x - 128 * multiplying) : "memory");
 #endif
       const i64 b = clk();
-      switch (pieces) {
-        """
-    + " ".join(f"PIECES({n})" for n in range(LONGEST // PIECE, 0, -1))
-    + r"""
-        default:;
+#if OTHER
+      if (group == multiplying) {
+#pragma unroll
+        for (int i = 0; i < STEPS; i++) { BODY(i) }
+      } else {
+#pragma unroll
+        for (int i = 0; i < OTHER; i++) { OTHER_BODY(i) }
       }
+#else
+#pragma unroll
+      for (int i = 0; i < STEPS; i++) { BODY(i) }
+#endif
       const i64 e = clk();
       spent += e - b;
       if (threadIdx.x == 128 * multiplying) begins[r] = (u32)b;
@@ -141,7 +136,7 @@ BENCH(THREADS) {
   record(out, t0, t1, 0, 0, spent, 0);
   __syncthreads();
   i64* tail = out + RECORD * (i64)gridDim.x * ((blockDim.x + 31) / 32);
-  if (blockIdx.x == 0) for (int i = threadIdx.x; i < 10 * LOG; i += blockDim.x) tail[i] = issues[i];
+  if (blockIdx.x == 0) for (int i = threadIdx.x; i < 3 * LOG; i += blockDim.x) tail[i] = groups_at[i];
 }
 """
 )
@@ -166,6 +161,8 @@ KINDS = {
     "pack": 'asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y[(i) & 15]) : "f"(x[(i) & 15]), "f"(k)); x[(i) & 15] = __uint_as_float(y[(i) & 15]);',
     "ffma, max": f"if ((i) & 1) {{ {_MAX} }} else {{ {_FMA} }}",
     "ex2": _EX2,
+    "shuffle": 'asm volatile("shfl.sync.bfly.b32 %0, %0, 1, 31, -1;" : "+r"(y[(i) & 15]));',
+    "shared": 'asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(y[(i) & 15]) : "r"(base + WGMMA_SMEM - 4096 + threadIdx.x % 32 * 4 + ((i) & 15) * 128) : "memory");',
     "ffma, ex2": f"if ((i) & 1) {{ {_EX2} }} else {{ {_FMA} }}",
     "softmax_anchored": STREAMS["softmax_anchored"].body.replace("x[i]", "x[(i) & 15]").replace("y[i]", "y[(i) & 15]").replace("x[(i) ^ 1]", "x[((i) ^ 1) & 15]"),
 }  # fmt: skip
@@ -175,43 +172,74 @@ OPCODES = {
     "ffma, max": (0x223, 0x209),
 }  # fmt: skip
 #: Cycles of a step beside products where they are not about two, only to choose lengths of loops.
-GUESS = {"max": 2.6, "lop3": 2.6, "pack": 2.6, "ex2": 9.0, "ffma, ex2": 5.0, "softmax_anchored": 15.0}
+GUESS = {
+    "max": 4.6,
+    "lop3": 4.6,
+    "pack": 4.6,
+    "ex2": 12.0,
+    "ffma, ex2": 5.0,
+    "shared": 12.0,
+    "shuffle": 5.0,
+    "softmax_anchored": 20.0,
+}
 #: (columns, home of A) of the products.
 SHAPES = (*product((64, 128, 256), ("smem", "register")),)
-LENGTHS = (0, 32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768)
-#: Gaps in the middle of a burst of 384 (cycles), and combs: so many instructions, then so many idle cycles.
-GAPS = (2, 4, 8, 16, 32, 64)
+LENGTHS = (0, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768)
+LENGTH_KINDS = ("ffma_3src", "max", "ffma, max", "ffma_own")
+#: Of a burst of 384: a gap in the middle (cycles), and combs (so many instructions, then so many idle cycles).
+COMBED_LENGTH = 384
+GAPS = (4, 16, 64)
 COMBS = (
-    (1, 1), (1, 2), (1, 3), (1, 5), (1, 7), (2, 2), (2, 6), (4, 4), (4, 9), (8, 2), (8, 4), (8, 9), (16, 4), (16, 9), (32, 4), (32, 9),
+    (1, 1),
+    (1, 2),
+    (1, 3),
+    (1, 5),
+    (2, 1),
+    (2, 2),
+    (4, 1),
+    (4, 2),
+    (4, 4),
+    (4, 9),
+    (8, 1),
+    (8, 2),
+    (8, 4),
+    (16, 1),
+    (16, 4),
+    (32, 4),
     (64, 9),
-)  # fmt: skip
+)
 COMBED = ("ffma_3src", "max", "ffma, max")
-LATE_KINDS = ("ffma_3src", "max", "ffma, max", "softmax_anchored")
-#: Bursts whose products' times of issue are kept.
-TIMED = (64, 192, 384, 768)
+LATE_KINDS, LATE_LENGTH = ("ffma_3src", "max", "ffma, max", "softmax_anchored"), 512
+#: Beside these products: bursts of the first kind, and of one of the others in so many steps.
+MIXED_SHAPES = ((64, "smem"), (128, "smem"), (128, "register"), (256, "register"))
+MIXED, MIXED_LENGTH = ("ffma_3src", "max", "ffma, max"), 512
+OTHERS = {"ex2": 256, "ffma_3src": 1024, "max": 768, "shuffle": 512, "shared": 256, "softmax_anchored": 128}
 #: What a launch says, by column.
-Times = dict[str, Any]
-FIELDS = ("gpu", "date", "driver", "clock_mhz", "mode", "kind", "n", "a", "mma_warpgroups", "stream_warpgroups", "burst", "run", "idle", "delay", "products",
-          "burst_cycles", "round_cycles", "product_cycles", "seen_cycles", "issued_cycles")  # fmt: skip
+Times = dict[str, float]
+FIELDS = ("gpu", "date", "driver", "clock_mhz", "mode", "kind", "n", "a", "mma_warpgroups", "stream_warpgroups", "burst", "run", "idle", "other", "delay",
+          "products", "burst_cycles", "other_cycles", "round_cycles", "product_cycles", "issued_4", "issued_8", "issued_12", "seen_cycles")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Bursts:
-    """A kernel: bursts of ``kind`` beside products of m64 x ``n`` with A from ``home``, that begin late or go on without end."""
+    """A kernel: bursts of ``steps`` of ``kind`` beside products of m64 x ``n`` with A from ``home``, that begin late or go on without
+    end; ``other`` is what a second warpgroup does meanwhile."""
 
     kind: str
+    steps: int
     n: int
     home: str
-    late: bool
+    late: bool = False
+    other: str = ""
 
     def text(self) -> str:
         """CUDA source."""
-        defines = {"LATE": int(self.late), "LOG": LOG, "THREADS": self.threads()}
-        return kernel_text(KERNEL, wgmma_prelude(self.n, self.home) + f"#define BODY(i) {KINDS[self.kind]}\n", defines)
-
-    def threads(self) -> int:
-        """Of a CTA at most: what leaves a warp of wide products its accumulators."""
-        return 384 if self.n == 256 else 512
+        defines = {
+            "LATE": int(self.late), "LOG": LOG, "THREADS": 384 if self.n == 256 else 512, "STEPS": self.steps,
+            "OTHER": OTHERS.get(self.other, 0),
+        }  # fmt: skip
+        bodies = f"#define BODY(i) {KINDS[self.kind]}\n#define OTHER_BODY(i) {KINDS.get(self.other, ';')}\n"
+        return kernel_text(KERNEL, wgmma_prelude(self.n, self.home) + bodies, defines)
 
 
 @dataclass(frozen=True)
@@ -228,12 +256,14 @@ class Patched:
 
 def kernels() -> list[Bursts]:
     """Every kernel, those first that say most."""
-    kinds = [
-        *((kind, False) for kind in COMBED),
-        *((kind, True) for kind in LATE_KINDS),
-        *((kind, False) for kind in KINDS if kind not in COMBED),
+    found = [Bursts(kind, COMBED_LENGTH, *shape) for kind in COMBED for shape in SHAPES]
+    found += [Bursts("ffma_3src", 0, *shape, late=True) for shape in SHAPES]
+    found += [Bursts(kind, LATE_LENGTH, *shape, late=True) for kind in LATE_KINDS for shape in SHAPES]
+    found += [
+        Bursts(kind, MIXED_LENGTH, *shape, other=other) for shape in MIXED_SHAPES for kind in MIXED for other in OTHERS
     ]
-    return [Bursts(kind, n, home, late) for kind, late in kinds for n, home in SHAPES]
+    found += [Bursts(kind, steps, *shape) for kind in LENGTH_KINDS for shape in SHAPES for steps in LENGTHS]
+    return list(dict.fromkeys(found))
 
 
 #: An instruction that does nothing, without its stall count; the place of stall counts and of what an instruction's operands are kept
@@ -241,30 +271,26 @@ def kernels() -> list[Bursts]:
 _NOP, _NOP_UPPER, _STALL, _KEPT, _LONGEST_STALL = 0x7918, 0x000FC00000000000, 41, 58, 11
 
 
-def burst_at(code: bytes, kind: str) -> int:
-    """Where in ``code`` (a cubin) the bursts of ``kind`` begin; ValueError when its longest run of such instructions is no burst."""
-    wanted = OPCODES[kind]
+def burst_at(code: bytes, kernel: Bursts) -> int:
+    """Where in ``code`` (a cubin) a kernel's burst begins; ValueError when its longest run of such instructions is no burst."""
+    wanted = OPCODES[kernel.kind]
     lows = np.frombuffer(code[: len(code) // 16 * 16], dtype="<u8")[::2] & 0xFFF
     best, run = (0, 0), 0
     for i, low in enumerate(lows):
         run = run + 1 if low in wanted else 0
         best = max(best, (run, i + 1 - run))
-    if best[0] < LONGEST:
-        raise ValueError(f"{kind}: {best[0]} instructions in a row where {LONGEST} were meant")
-    return 16 * (best[1] + best[0] - LONGEST)
+    if best[0] != kernel.steps:
+        raise ValueError(f"{kernel}: {best[0]} instructions in a row where {kernel.steps} were meant")
+    return 16 * best[1]
 
 
-def with_gaps(code: bytes, kind: str, gaps: tuple[tuple[int, int], ...] = ()) -> bytes:
-    """``code`` without the pauses that the assembler leaves where a burst can be entered, but with ``gaps``, as (instructions of the
-    longest burst before it, idle cycles)."""
-    out, at = bytearray(code), burst_at(code, kind)
-    uppers = [struct.unpack_from("<Q", out, at + 16 * i + 8)[0] for i in range(LONGEST)]
-    usual = statistics.mode(upper >> _STALL & 15 for upper in uppers)
-    for i in range(PIECE - 1, LONGEST - 1, PIECE):
-        struct.pack_into("<Q", out, at + 16 * i + 8, uppers[i] & ~(15 << _STALL) | usual << _STALL)
+def with_gaps(code: bytes, kernel: Bursts, gaps: tuple[tuple[int, int], ...]) -> bytes:
+    """``code`` with ``gaps`` in its burst, as (instructions before it, idle cycles)."""
+    out, at = bytearray(code), burst_at(code, kernel)
     for before, cycles in gaps:
-        where, left = at + 16 * (before - 1), min(cycles, _LONGEST_STALL - usual)
+        where = at + 16 * (before - 1)
         upper = struct.unpack_from("<Q", out, where + 8)[0]
+        left = min(cycles, _LONGEST_STALL - (upper >> _STALL & 15))
         struct.pack_into("<Q", out, where + 8, (upper + (left << _STALL)) & ~(15 << _KEPT))
         left = cycles - left
         while left:
@@ -274,75 +300,68 @@ def with_gaps(code: bytes, kind: str, gaps: tuple[tuple[int, int], ...] = ()) ->
     return bytes(out)
 
 
-def gap_sets(kind: str) -> Iterator[tuple[int, int, int, tuple[tuple[int, int], ...]]]:
-    """(length of the burst, instructions in a row, idle cycles, gaps) for every pattern that ``kind`` is measured with."""
-    length = 384
-    first = LONGEST - length
-    for idle in GAPS:
-        yield length, length // 2, idle, ((first + length // 2, idle),)
-    for run, idle in COMBS if kind in COMBED else ():
-        yield length, run, idle, tuple((at, idle) for at in range(first + run, LONGEST, run))
+def gap_sets() -> Iterator[tuple[int, int, tuple[tuple[int, int], ...]]]:
+    """(instructions in a row, idle cycles, gaps) for every pattern."""
+    half = COMBED_LENGTH // 2
+    yield from ((half, idle, ((half, idle),)) for idle in GAPS)
+    for run, idle in COMBS:
+        yield run, idle, tuple((at, idle) for at in range(run, COMBED_LENGTH, run))
 
 
 def beside(kernel: Bursts) -> list[tuple[int, int]]:
     """(warpgroups that multiply, that do bursts) as fit a CTA; alone with one shape only."""
-    room = kernel.threads() // 128
+    if kernel.other:
+        return [(1, 2), (0, 2)]
     pairs = ((1, 1), (1, 2), (1, 3), (2, 1), (2, 2)) if not kernel.late else ((1, 1), (1, 2), (1, 3))
-    found = [pair for pair in pairs if sum(pair) <= room]
+    found = [pair for pair in pairs if sum(pair) <= (3 if kernel.n == 256 else 4)]
     return found + ([(0, 1), (0, 2), (0, 3)] if (kernel.n, kernel.home) == (128, "smem") and not kernel.late else [])
 
 
-def asked(multiplying: int, pieces: int, products: int = 0, delay: int = 0, groups: int = 0) -> int:
+def asked(multiplying: int, products: int = 0, delay: int = 0, groups: int = 0) -> int:
     """The kernel's ``size``."""
-    return multiplying | pieces << 8 | products << 16 | delay << 24 | groups << 40
+    return multiplying | products << 8 | delay << 16 | groups << 32
 
 
-def clocks(tail: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(when products were issued, when bursts began, when late products had been seen), 32-bit clocks."""
-    return tail[: 8 * LOG], tail[8 * LOG : 9 * LOG], tail[9 * LOG : 10 * LOG]
-
-
-def steady(gpu: Gpu, case: Bursts | Patched, kernel: Bursts, mma: int, streams: int, length: int) -> Times:
-    """Cycles of a burst, of a round, of a product; when the 1st, 2nd ... product behind a burst's begin was issued, cycles from there."""
-    cycles = PAUSE + 200 + GUESS.get(kernel.kind, 2.2) * length * streams
+def steady(gpu: Gpu, kernel: Bursts, case: Bursts | Patched, mma: int, streams: int) -> Times:
+    """Cycles of a burst (of the other's), of a round, of a product."""
+    cycles = PAUSE + 200.0
+    cycles += max(
+        GUESS.get(kernel.kind, 2.2) * kernel.steps * streams, GUESS.get(kernel.other, 2.2) * OTHERS.get(kernel.other, 0)
+    )
     # Products are logged, and must go on for as long as the bursts do.
-    rounds = max(8, min(ROUNDS, int(LOG * 4 * kernel.n / 1.3 / cycles)))
-    groups = min(LOG, int(1.3 * rounds * cycles / (4 * kernel.n)) + 24)
-    size = asked(mma, length // PIECE, groups=groups)
-    found, tail = gpu.records(case, Launch(16, 128 * (mma + streams), SMEM, size=size, rounds=rounds), 10 * LOG)
+    groups, rounds = LOG - 24, max(6, min(ROUNDS, int(LOG * 4 * kernel.n * max(1, mma) / 1.4 / cycles)))
+    groups = min(groups, int(1.4 * rounds * cycles / (4 * kernel.n)) + 24)
+    launch = Launch(16, 128 * (mma + streams), SMEM, size=asked(mma, groups=groups), rounds=rounds)
+    found, tail = gpu.records(case, launch, 3 * LOG)
     sides = found[:, 4 * mma :]
-    out: dict[str, Any] = {
-        "burst_cycles": sides[:, :, 5].mean() / rounds,
+    spent = sides[:, :, 5] / rounds
+    out = {
+        "burst_cycles": spent[:, :4].mean() if kernel.other else spent.mean(),
         "round_cycles": (sides[:, :, 1] - sides[:, :, 0]).mean() / rounds,
     }
+    if kernel.other:
+        out["other_cycles"] = spent[:, 4:].mean()
     if mma:
-        issues, begins, _ = clocks(tail)
         begin, end = int(sides[0, :, 0].min()) & 0xFFFFFFFF, int(sides[0, :, 1].max()) & 0xFFFFFFFF
-        events, cycles = inside(issues[7::8], begin, end)
-        out["product_cycles"] = cycles / events / 8 / mma if events else float("nan")
-        known = issues[issues != 0]
-        if not (int(known[-1]) - end) & 0xFFFFFFFF < 1 << 31:
+        log = tail[:LOG]
+        events, since = inside(log, begin, end)
+        if not events or not (int(log[log != 0][-1]) - end) & 0xFFFFFFFF < 1 << 31:
             raise CalibrateError("the products ended before the bursts did")
-        if length in TIMED:
-            after = [
-                np.sort(since[since < 1 << 20])[:32] for since in ((known - b) & 0xFFFFFFFF for b in begins[:rounds])
-            ]
-            whole = [one for one in after if len(one) == 32]
-            out["issued_cycles"] = np.median(np.stack(whole), axis=0) if whole else np.zeros(0)
+        out["product_cycles"] = since / events / 8 / mma
     return out
 
 
-def late(gpu: Gpu, kernel: Bursts, mma: int, streams: int, length: int, delay: int, products: int) -> Times:
-    """Cycles of a burst; from its begin until each product was issued and until the last was seen."""
-    launch = Launch(16, 128 * (mma + streams), SMEM, size=asked(mma, length // PIECE, products, delay), rounds=ROUNDS)
-    found, tail = gpu.records(kernel, launch, 10 * LOG)
-    out: dict[str, Any] = {"burst_cycles": found[:, 4 * mma :, 5].mean() / ROUNDS}
-    issues, begins, ends = clocks(tail)
-    begins, ends = begins[:ROUNDS], ends[:ROUNDS]
-    out["seen_cycles"] = np.median((ends - begins) & 0xFFFFFFFF)
-    since = (issues[: 16 * ROUNDS].reshape(ROUNDS, 16) - begins[:, None]) & 0xFFFFFFFF
-    out["issued_cycles"] = np.median(since, axis=0)[:products]
-    return out
+def late(gpu: Gpu, kernel: Bursts, mma: int, streams: int, delay: int, products: int) -> Times:
+    """Cycles of a burst; from its begin until the 4th, 8th and 12th product was issued and until the last was seen."""
+    launch = Launch(16, 128 * (mma + streams), SMEM, size=asked(mma, products, delay), rounds=ROUNDS)
+    found, tail = gpu.records(kernel, launch, 3 * LOG)
+    begins, ends = tail[LOG : LOG + ROUNDS], tail[2 * LOG : 2 * LOG + ROUNDS]
+    out = {
+        "burst_cycles": found[:, 4 * mma :, 5].mean() / ROUNDS,
+        "seen_cycles": float(np.median((ends - begins) & 0xFFFFFFFF)),
+    }
+    since = np.median((tail[: 4 * ROUNDS].reshape(ROUNDS, 4) - begins[:, None]) & 0xFFFFFFFF, axis=0)
+    return out | {f"issued_{4 * i + 4}": float(since[i]) for i in range(products // 4)}
 
 
 def cached(todo: list[Bursts], folder: Path | None) -> list[bytes]:
@@ -378,7 +397,6 @@ def main() -> None:
                 print("no time for", kernel, flush=True)
                 continue
             try:
-                code = with_gaps(code, kernel.kind) if kernel.kind in OPCODES else code
                 gpu.kernel(kernel, code)
                 same = {"clock_mhz": clock_mhz(gpu), "kind": kernel.kind, "n": kernel.n, "a": kernel.home}
                 for row in rows(gpu, kernel, code):
@@ -392,42 +410,47 @@ def main() -> None:
 
 def rows(gpu: Gpu, kernel: Bursts, code: bytes) -> Iterator[dict[str, object]]:
     """What is measured with a kernel."""
+    mode = "late" if kernel.late else "mixed" if kernel.other else "steady"
     for mma, streams in beside(kernel):
-        told = {"mma_warpgroups": mma, "stream_warpgroups": streams}
-        if kernel.late:
-            for length, delay, products in product((0, 512), (20, 150), (4, 12)):
-                what = {"mode": "late", **told, "burst": length, "delay": delay, "products": products}
-                yield from medians(what, partial(late, gpu, kernel, mma, streams, length, delay, products))
+        told = {
+            "mode": mode,
+            "mma_warpgroups": mma,
+            "stream_warpgroups": streams,
+            "burst": kernel.steps,
+            "other": kernel.other,
+        }
+        if not kernel.late:
+            yield from medians(told, partial(steady, gpu, kernel, kernel, mma, streams))
             continue
-        # A warp of softmax takes longer for each step, and an element is several instructions.
-        for length in LENGTHS if kernel.kind != "softmax_anchored" else LENGTHS[:8]:
-            yield from medians(
-                {"mode": "steady", **told, "burst": length}, partial(steady, gpu, kernel, kernel, mma, streams, length)
-            )
-    if kernel.late or kernel.kind not in OPCODES:
+        for delay, products in product((20, 150), (4, 12)):
+            what = {**told, "delay": delay, "products": products}
+            yield from medians(what, partial(late, gpu, kernel, mma, streams, delay, products))
+    if mode != "steady" or kernel.kind not in COMBED or kernel.steps != COMBED_LENGTH:
         return
-    for length, run, idle, gaps in gap_sets(kernel.kind):
+    for run, idle, gaps in gap_sets():
         patched = Patched(kernel, gaps)
-        gpu.kernel(patched, with_gaps(code, kernel.kind, gaps))
+        gpu.kernel(patched, with_gaps(code, kernel, gaps))
         for mma, streams in beside(kernel):
-            if mma < 2 and (streams == 1 or kernel.kind in COMBED):
-                told = {"mma_warpgroups": mma, "stream_warpgroups": streams}
-                what = {"mode": "steady", **told, "burst": length, "run": run, "idle": idle}
-                yield from medians(what, partial(steady, gpu, patched, kernel, mma, streams, length))
+            if mma < 2:
+                told = {
+                    "mode": mode,
+                    "mma_warpgroups": mma,
+                    "stream_warpgroups": streams,
+                    "burst": kernel.steps,
+                    "run": run,
+                    "idle": idle,
+                }
+                yield from medians(told, partial(steady, gpu, kernel, patched, mma, streams))
 
 
 def medians(told: Mapping[str, object], once: Callable[[], Times]) -> Iterator[dict[str, object]]:
     """A row: ``told``, and the median of what each of three launches says; none where one says nothing."""
-    row = dict(told)
     try:
         found = [once() for _ in range(3)]
     except CalibrateError as error:
         print(told, error, flush=True)
         return
-    for name in found[0]:
-        value = np.median(np.stack([np.asarray(one[name]) for one in found]), axis=0)
-        row[name] = " ".join(f"{x:.0f}" for x in value) if value.ndim else f"{value:.2f}"
-    yield row
+    yield {**told, **{name: f"{statistics.median(one[name] for one in found):.2f}" for name in found[0]}}
 
 
 if __name__ == "__main__":
