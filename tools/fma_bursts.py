@@ -28,13 +28,13 @@ from measuring import csv_table
 from own_kernels import clock_mhz, kernel_text, machine_codes
 
 from tilecast.validation.lab.calibrate.cases import CalibrateError
-from tilecast.validation.lab.calibrate.gpu import Gpu, Launch
+from tilecast.validation.lab.calibrate.gpu import Gpu, Launch, Records
 from tilecast.validation.lab.calibrate.groups.corun import inside
 from tilecast.validation.lab.calibrate.preludes import STREAMS, wgmma_prelude
 
 #: Groups of products, and bursts, that are logged; bytes of shared memory.
 LOG = 1024
-SMEM = 131072 + 12 * LOG
+SMEM = 131072 + 32 * LOG
 ROUNDS, PAUSE = 64, 1500
 KERNEL = (
     r"""
@@ -42,13 +42,14 @@ KERNEL = (
 BENCH(THREADS) {
   extern __shared__ __align__(1024) unsigned char smem[];
   u32* groups_at = (u32*)(smem + WGMMA_SMEM);   // LOG groups of products
-  u32* begins = groups_at + LOG;                // LOG bursts
-  u32* ends = begins + LOG;
+  u32* seen_at = groups_at + LOG;               // LOG late rounds
+  u32* begins = seen_at + LOG;                  // LOG bursts of each of three warpgroups
+  u32* ends = begins + 3 * LOG;
   const u32 base = address(smem);
   const int group = warpgroup_index(), multiplying = (int)(size & 255), products = (int)(size >> 8 & 255);
   const int delay = (int)(size >> 16 & 65535), groups = (int)(size >> 32);
   wgmma_fill(smem);
-  for (int i = threadIdx.x; i < 3 * LOG; i += blockDim.x) groups_at[i] = 0;
+  for (int i = threadIdx.x; i < 8 * LOG; i += blockDim.x) groups_at[i] = 0;
   __syncthreads();
   i64 t0 = clk(), t1 = t0, spent = 0;
   if (group < multiplying) {
@@ -74,7 +75,7 @@ BENCH(THREADS) {
       wgmma_wait<0>();
       const u32 seen = clk32();
       if (logs) {
-        ends[r] = seen;
+        seen_at[r] = seen;
         for (int p = 0; p < 3; p++) if (4 * p < products) groups_at[r * 4 + p] = at[p];
       }
     }
@@ -123,7 +124,10 @@ BENCH(THREADS) {
 #endif
       const i64 e = clk();
       spent += e - b;
-      if (threadIdx.x == 128 * multiplying) begins[r] = (u32)b;
+      if (threadIdx.x % 128 == 0) {
+        begins[(group - multiplying) * LOG + r] = (u32)b;
+        ends[(group - multiplying) * LOG + r] = (u32)e;
+      }
     }
     t1 = clk();
     float t = k + m + s[0] + s[1] + s[2] + s[3];
@@ -136,7 +140,7 @@ BENCH(THREADS) {
   record(out, t0, t1, 0, 0, spent, 0);
   __syncthreads();
   i64* tail = out + RECORD * (i64)gridDim.x * ((blockDim.x + 31) / 32);
-  if (blockIdx.x == 0) for (int i = threadIdx.x; i < 3 * LOG; i += blockDim.x) tail[i] = groups_at[i];
+  if (blockIdx.x == 0) for (int i = threadIdx.x; i < 8 * LOG; i += blockDim.x) tail[i] = groups_at[i];
 }
 """
 )
@@ -217,7 +221,7 @@ OTHERS = {"ex2": 256, "ffma_3src": 1024, "max": 768, "shuffle": 512, "shared": 2
 #: What a launch says, by column.
 Times = dict[str, float]
 FIELDS = ("gpu", "date", "driver", "clock_mhz", "mode", "kind", "n", "a", "mma_warpgroups", "stream_warpgroups", "burst", "run", "idle", "other", "delay",
-          "products", "burst_cycles", "other_cycles", "round_cycles", "product_cycles", "issued_4", "issued_8", "issued_12", "seen_cycles")  # fmt: skip
+          "products", "burst_cycles", "other_cycles", "round_cycles", "product_cycles", "begun_2", "begun_3", "ended_1", "ended_2", "ended_3", "issued_4", "issued_8", "issued_12", "seen_cycles")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -312,8 +316,7 @@ def beside(kernel: Bursts) -> list[tuple[int, int]]:
     """(warpgroups that multiply, that do bursts) as fit a CTA; alone with one shape only."""
     if kernel.other:
         return [(1, 2), (0, 2)]
-    pairs = ((1, 1), (1, 2), (1, 3), (2, 1), (2, 2)) if not kernel.late else ((1, 1), (1, 2), (1, 3))
-    found = [pair for pair in pairs if sum(pair) <= (3 if kernel.n == 256 else 4)]
+    found = [pair for pair in ((1, 1), (1, 2), (1, 3)) if sum(pair) <= (3 if kernel.n == 256 else 4)]
     return found + ([(0, 1), (0, 2), (0, 3)] if (kernel.n, kernel.home) == (128, "smem") and not kernel.late else [])
 
 
@@ -332,7 +335,7 @@ def steady(gpu: Gpu, kernel: Bursts, case: Bursts | Patched, mma: int, streams: 
     groups, rounds = LOG - 24, max(6, min(ROUNDS, int(LOG * 4 * kernel.n * max(1, mma) / 1.4 / cycles)))
     groups = min(groups, int(1.4 * rounds * cycles / (4 * kernel.n)) + 24)
     launch = Launch(16, 128 * (mma + streams), SMEM, size=asked(mma, groups=groups), rounds=rounds)
-    found, tail = gpu.records(case, launch, 3 * LOG)
+    found, tail = gpu.records(case, launch, 8 * LOG)
     sides = found[:, 4 * mma :]
     spent = sides[:, :, 5] / rounds
     out = {
@@ -341,6 +344,7 @@ def steady(gpu: Gpu, kernel: Bursts, case: Bursts | Patched, mma: int, streams: 
     }
     if kernel.other:
         out["other_cycles"] = spent[:, 4:].mean()
+    out |= spans(tail, streams, rounds)[1]
     if mma:
         begin, end = int(sides[0, :, 0].min()) & 0xFFFFFFFF, int(sides[0, :, 1].max()) & 0xFFFFFFFF
         log = tail[:LOG]
@@ -351,16 +355,27 @@ def steady(gpu: Gpu, kernel: Bursts, case: Bursts | Patched, mma: int, streams: 
     return out
 
 
+def spans(tail: Records, streams: int, rounds: int) -> tuple[Records, Times]:
+    """(clock at which the first of the warpgroups began each burst; when the others began and each ended, cycles from there): a warp
+    reads the clock when it comes to issue."""
+    first = tail[2 * LOG : 2 * LOG + rounds]
+    begun, ended = (
+        ((tail[at * LOG :][: 3 * LOG].reshape(3, LOG)[:streams, :rounds] - first + (1 << 31)) & 0xFFFFFFFF) - (1 << 31)
+        for at in (2, 5)
+    )
+    origin = begun.min(axis=0)
+    out = {f"begun_{i + 1}": float(np.median(begun[i] - origin)) for i in range(1, streams)}
+    return first + origin, out | {f"ended_{i + 1}": float(np.median(ended[i] - origin)) for i in range(streams)}
+
+
 def late(gpu: Gpu, kernel: Bursts, mma: int, streams: int, delay: int, products: int) -> Times:
     """Cycles of a burst; from its begin until the 4th, 8th and 12th product was issued and until the last was seen."""
     launch = Launch(16, 128 * (mma + streams), SMEM, size=asked(mma, products, delay), rounds=ROUNDS)
-    found, tail = gpu.records(kernel, launch, 3 * LOG)
-    begins, ends = tail[LOG : LOG + ROUNDS], tail[2 * LOG : 2 * LOG + ROUNDS]
-    out = {
-        "burst_cycles": found[:, 4 * mma :, 5].mean() / ROUNDS,
-        "seen_cycles": float(np.median((ends - begins) & 0xFFFFFFFF)),
-    }
-    since = np.median((tail[: 4 * ROUNDS].reshape(ROUNDS, 4) - begins[:, None]) & 0xFFFFFFFF, axis=0)
+    found, tail = gpu.records(kernel, launch, 8 * LOG)
+    origin, out = spans(tail, streams, ROUNDS)
+    out["burst_cycles"] = found[:, 4 * mma :, 5].mean() / ROUNDS
+    out["seen_cycles"] = float(np.median((tail[LOG : LOG + ROUNDS] - origin) & 0xFFFFFFFF))
+    since = np.median((tail[: 4 * ROUNDS].reshape(ROUNDS, 4) - origin[:, None]) & 0xFFFFFFFF, axis=0)
     return out | {f"issued_{4 * i + 4}": float(since[i]) for i in range(products // 4)}
 
 
@@ -431,16 +446,15 @@ def rows(gpu: Gpu, kernel: Bursts, code: bytes) -> Iterator[dict[str, object]]:
         patched = Patched(kernel, gaps)
         gpu.kernel(patched, with_gaps(code, kernel, gaps))
         for mma, streams in beside(kernel):
-            if mma < 2:
-                told = {
-                    "mode": mode,
-                    "mma_warpgroups": mma,
-                    "stream_warpgroups": streams,
-                    "burst": kernel.steps,
-                    "run": run,
-                    "idle": idle,
-                }
-                yield from medians(told, partial(steady, gpu, kernel, patched, mma, streams))
+            told = {
+                "mode": mode,
+                "mma_warpgroups": mma,
+                "stream_warpgroups": streams,
+                "burst": kernel.steps,
+                "run": run,
+                "idle": idle,
+            }
+            yield from medians(told, partial(steady, gpu, kernel, patched, mma, streams))
 
 
 def medians(told: Mapping[str, object], once: Callable[[], Times]) -> Iterator[dict[str, object]]:
