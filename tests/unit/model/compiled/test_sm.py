@@ -209,6 +209,43 @@ def test_fma_beside_anothers_products_are_as_slow_as_measured_and_cost_them_noth
     assert more.marks[0] == fewer.marks[0] == beside(0).marks[0]
 
 
+@pytest.mark.parametrize("from_registers", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "pipe", "n", "fewer", "more"),
+    # FMA until the six products under way are through; max for ever.
+    [
+        ("ffma_3src", "fma", 128, 32, 64),
+        ("ffma_3src", "fma", 256, 32, 64),
+        *(("max", "alu", n, 128, 384) for n in (64, 128, 256)),
+    ],
+)
+def test_bursts_beside_anothers_products_are_as_slow_as_measured_and_cost_them_nothing(
+    kind: str, pipe: str, n: int, fewer: int, more: int, from_registers: bool
+) -> None:
+    """data/measured/h200_fma_bursts.csv, one warp of a sub-partition."""
+    with (ROOT / "data" / "measured" / "h200_fma_bursts.csv").open(encoding="utf-8", newline="") as file:
+        of = {
+            int(row["burst"]): row for row in csv.DictReader(file)
+            if (row["mode"], row["kind"], row["n"], row["a"]) == ("steady", kind, str(n), "register" if from_registers else "smem")
+            and (row["mma_warpgroups"], row["stream_warpgroups"], row["run"]) == ("1", "1", "")
+        }  # fmt: skip
+    measured = float(of[more]["round_cycles"]) - float(of[fewer]["round_cycles"])
+    assert float(of[more]["product_cycles"]) < 1.02 * float(of[fewer]["product_cycles"])
+    costs = warp_costs(load_machine("h200-sxm"), 1980.0)
+    products = {(n, from_registers): mma_cycles(load_machine("h200-sxm"), n, from_registers, "bf16")}
+    product = mma(from_registers=from_registers)._replace(amount=n)
+
+    def beside(count: int) -> SmRun:
+        warps = (
+            steps(*[product] * (10 * more // n + 20), mma_wait(0), MARK),
+            steps(op("uniform", 80), *[op(pipe)] * count, MARK),
+        )
+        return run_both([Cta(warps, ())], costs, products)
+
+    assert beside(more).marks[1][0] - beside(fewer).marks[1][0] == pytest.approx(measured, rel=0.09)
+    assert beside(more).marks[0] == beside(fewer).marks[0]
+
+
 @pytest.mark.parametrize("distance", [200, 300, 400])
 def test_a_warpgroup_whose_products_are_under_way_is_not_held_up_by_anothers(distance: int) -> None:
     """data/measured/h200_two_warpgroups.csv, paced laps of products alone: Q K^T (A in shared memory) and P V of head_dim 128."""
