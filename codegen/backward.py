@@ -8,6 +8,7 @@ from typing import Any
 
 from tilecast.codegen.hopper import backward as hopper_backward
 from tilecast.codegen.hopper import backward_apart as hopper_backward_apart
+from tilecast.codegen.hopper import backward_thirds as hopper_backward_thirds
 from tilecast.codegen.portable import backward as triton_backward
 from tilecast.codegen.portable import backward_few
 from tilecast.codegen.portable import forward as triton_portable
@@ -23,6 +24,7 @@ from tilecast.model.backward import (
 )
 from tilecast.model.kernel.header import header_text
 from tilecast.model.kernel.variant import variant_text
+from tilecast.model.kernel.variants import fa3_backward
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -54,10 +56,15 @@ def _hopper_targets(_variant: Any) -> tuple[str, ...]:
     return hopper_backward.TARGETS
 
 
+def _hopper(variant: Any, workload: Workload) -> object:
+    form = hopper_backward_thirds if fa3_backward.thirds(workload) else hopper_backward
+    return form.context(variant, workload)
+
+
 #: By the template's name of a kernel class; the others are forecast only.
 _TEMPLATES = {
     TRITON_BACKWARD.template: _Template(triton_backward.TEMPLATE, triton_backward.context, _portable_targets),
-    HOPPER_BACKWARD.template: _Template(hopper_backward.TEMPLATE, hopper_backward.context, _hopper_targets),
+    HOPPER_BACKWARD.template: _Template(hopper_backward.TEMPLATE, _hopper, _hopper_targets),
     HOPPER_BACKWARD_APART.template: _Template(
         hopper_backward_apart.TEMPLATE, hopper_backward_apart.context, _hopper_targets
     ),

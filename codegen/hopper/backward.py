@@ -52,6 +52,26 @@ class HopperBackward(RowTerms, PartSums):
     v_pieces: tuple[Piece, ...]
 
     @property
+    def form(self) -> str:
+        """Which parts of the template are its: a head that is one tile, or three of dQ's columns."""
+        return "whole"
+
+    @property
+    def sizes_of_a_head(self) -> str:
+        """Constants that say how many columns a head has, and the tiles of them."""
+        return f"HEAD_DIM = gl.constexpr({self.head_dim})"
+
+    @property
+    def columns_text(self) -> str:
+        """Columns of tensors, for a docstring."""
+        return str(self.head_dim)
+
+    @property
+    def keeps_deltas(self) -> bool:
+        """Whether D is a float32 of its own beside pieces of LSE."""
+        return bool(self.loaded_terms)
+
+    @property
     def in_pieces(self) -> bool:
         """Products subtract LSE, and at head_dim 64 D too."""
         return True
@@ -81,14 +101,18 @@ class HopperBackward(RowTerms, PartSums):
     @property
     def barriers(self) -> str:
         """Statements that say where each barrier is, and how many there are."""
-        slots = {"FULL": self.stages, "EMPTY": self.stages, "DQ_EMPTY": self.variant.dq_slots, "DS_FULL": self.stages}
-        slots |= {"DEALT_FULL": self.dealt, "DEALT_EMPTY": self.dealt, "KV_FULL": 1, "KV_EMPTY": 1}
-        slots |= {"PIECES_EMPTY": 1} if self.loaded_terms else {}
         lines, first = [], 0
-        for name, count in slots.items():
+        for name, count in self._barrier_slots.items():
             lines.append(f"{name} = gl.constexpr({first})")
             first += count
         return "\n".join([*lines, f"BARRIERS = gl.constexpr({first})"])
+
+    @property
+    def _barrier_slots(self) -> dict[str, int]:
+        """Barriers by what they tell."""
+        slots = {"FULL": self.stages, "EMPTY": self.stages, "DQ_EMPTY": self.variant.dq_slots, "DS_FULL": self.stages}
+        slots |= {"DEALT_FULL": self.dealt, "DEALT_EMPTY": self.dealt, "KV_FULL": 1, "KV_EMPTY": 1}
+        return slots | ({"PIECES_EMPTY": 1} if self.loaded_terms else {})
 
     @property
     def shared(self) -> str:
@@ -215,16 +239,20 @@ class HopperBackward(RowTerms, PartSums):
         return (*(("deltas",) if self.loaded_terms else ()), "counters")
 
     @property
+    def _described(self) -> tuple[str, ...]:
+        """Tensors that it takes as descriptors."""
+        return tuple(tensor.replace("terms", "pieces").removeprefix("made_") for tensor, _ in _BOXES)
+
+    @property
     def signature(self) -> str:
         """The head of the kernel of the products."""
-        tensors = [tensor.replace("terms", "pieces").removeprefix("made_") for tensor, _ in _BOXES]
-        names = [*(f"{tensor}_desc" for tensor in tensors), *self.sizes.split()]
+        names = [*(f"{tensor}_desc" for tensor in self._described), *self.sizes.split()]
         return in_lines(", ".join(names), "def gradients(", "):")
 
     @property
     def unspecialized(self) -> str:
         """Places of sizes among its arguments."""
-        first = len(_BOXES) + len(self._pointers)
+        first = len(self._described) + len(self._pointers)
         return f"range({first}, {first + len(self._sizes)})"
 
     @property
@@ -261,7 +289,7 @@ class HopperBackward(RowTerms, PartSums):
         """What launches need beside terms and sums of parts, for a docstring."""
         each = "sums of dQ and 4 bytes to each block of queries to count in"
         each += ", both once for each chain" if self.chained else ""
-        return f"{each}, and 4 more{'; D' if self.loaded_terms else ''}"
+        return f"{each}, and 4 more{'; D' if self.keeps_deltas else ''}"
 
     @property
     def workspaces_statements(self) -> tuple[str, ...]:
@@ -270,12 +298,12 @@ class HopperBackward(RowTerms, PartSums):
         steps = "blocks * triton.cdiv(heads_q // heads_kv, parts)"
         chains = f"dq_chains(heads_kv * parts, {steps}, triton.cdiv(seqlen_k, TILE_N.value))"
         return (
-            "padded = terms.shape[2]",
+            f"padded = terms.shape[{2 if self.in_pieces else 3}]",
             count,
             *((f"blocks *= {chains} if heads_kv else 1",) if self.chained else ()),
             "sums = terms.new_empty((batch, heads_q, blocks * SUM_ROWS.value, SUM_COLUMNS.value))",
             "counters = terms.new_empty((batch * heads_q * blocks + 1,))",
-            f"return dk_parts, dv_parts, sums, counters{', terms.new_empty((batch, heads_q, padded))' if self.loaded_terms else ''}",
+            f"return dk_parts, dv_parts, sums, counters{', terms.new_empty((batch, heads_q, padded))' if self.keeps_deltas else ''}",
         )
 
     @property
@@ -294,16 +322,34 @@ class HopperBackward(RowTerms, PartSums):
         return self.head_dim
 
     @property
+    def _boxes(self) -> tuple[str, ...]:
+        """The loop over what descriptors are made of, and the box of each."""
+        boxes = ", ".join(f"({tensor}, {rows})" for tensor, rows in _BOXES)
+        return (
+            *in_lines(boxes, "for x, count in (", "):", 116).split("\n"),
+            "    block = [1, 1, count.value, 64 if count is KEYS else HEAD_DIM.value if x.dtype == q.dtype else x.shape[3]]",
+        )
+
+    @property
+    def _of_dq(self) -> tuple[str, ...]:
+        """Statements that choose the launch which makes dQ of its sums."""
+        if not self.chained:
+            return ("of_dq = (round_dq, (dq_blocks, 1, 1), for_dq)",)
+        return (
+            "of_dq = (add_chains, (8 * dq_blocks, 1, 1), for_dq)",
+            "if chains == 1:",
+            "    of_dq = (round_dq, (dq_blocks, 1, 1), (*for_dq[:-2], eighths))",
+        )
+
+    @property
     def host_statements(self) -> tuple[str, ...]:
         """Statements that return the launches of a call."""
-        boxes = ", ".join(f"({tensor}, {rows})" for tensor, rows in _BOXES)
-        row_tensors = "terms, deltas, counters," if self.loaded_terms else "terms, counters,"
+        row_tensors = "terms, deltas, counters," if self.keeps_deltas else "terms, counters,"
         chains = "chains, " if self.chained else ""
         return (
             *(WINDOW_STATEMENTS if self.mask == "window" else ()),
             "boxes = []",
-            *in_lines(boxes, "for x, count in (", "):", 116).split("\n"),
-            "    block = [1, 1, count.value, 64 if count is KEYS else HEAD_DIM.value if x.dtype == q.dtype else x.shape[3]]",
+            *self._boxes,
             "    layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(x.dtype)])",
             "    boxes.append(TensorDescriptor.from_tensor(x, block, layout))",
             *(("chains = sums.shape[2] // (padded // TILE_M.value * SUM_ROWS.value)",) if self.chained else ()),
@@ -321,15 +367,7 @@ class HopperBackward(RowTerms, PartSums):
             "row_blocks = padded // ROWS.value * batch * heads_q",
             "dq_blocks = padded // TILE_M.value * batch * heads_q",
             f"for_dq = (sums, dq, counters, *(n // 8 for n in dq.stride()[:3]), heads_q, seqlen_q, padded{', chains' * self.chained}, eighths)",
-            *(
-                (
-                    "of_dq = (add_chains, (8 * dq_blocks, 1, 1), for_dq)",
-                    "if chains == 1:",
-                    "    of_dq = (round_dq, (dq_blocks, 1, 1), (*for_dq[:-2], eighths))",
-                )
-                if self.chained
-                else ("of_dq = (round_dq, (dq_blocks, 1, 1), for_dq)",)
-            ),
+            *self._of_dq,
             "return (",
             "    (row_terms, (row_blocks, 1, 1), for_rows),",
             f"    (gradients, (min(key_blocks * heads, multiprocessors(q.device.index)), 1, 1), (*boxes, {', '.join(self._pointers)}, *sizes)),",
@@ -339,11 +377,13 @@ class HopperBackward(RowTerms, PartSums):
         )
 
 
-def context(variant: Fa3BackwardVariant, workload: Workload) -> HopperBackward:
-    """The kernels of a variant, which must be writable (`fa3_backward.writable`)."""
+def context(
+    variant: Fa3BackwardVariant, workload: Workload, form: type[HopperBackward] = HopperBackward
+) -> HopperBackward:
+    """The kernels of a variant, which must be writable (`fa3_backward.writable`), in a ``form`` of the template."""
     mask = {"none": "Attention", "causal": "Causal attention", "window": "Sliding-window attention"}[workload.mask]
-    return HopperBackward(
-        title=f"{mask} backward on Hopper for head_dim {workload.head_dim_qk}: five products, the same bits every run",
+    return form(
+        title=f"{mask} backward on Hopper for head_dim {workload.dims}: five products, the same bits every run",
         description=_description(variant, workload),
         mask=workload.mask,
         head_dim=workload.head_dim_qk,

@@ -165,10 +165,14 @@ def _first_step(w: Workload, v: Fa3Variant, m: Machine, g: int) -> str:
     return f"exp{g}{next(iter(exp_parts(w, v, m)))}" if v.rescale == "anchored" else f"max{g}"
 
 
-def product(w: Workload, m: Machine, name: str, kind: str, role: str, tile: int, n: int, k: int, a_home: str) -> Op:
-    """A product of a warpgroup, `ROWS` x ``n`` over ``k``, asynchronous; ``a_home`` is "smem" or "register"."""
+def product(
+    w: Workload, m: Machine, name: str, kind: str, role: str, tile: int, n: int, k: int, a_home: str, reads: float = 1.0
+) -> Op:
+    """A product of a warpgroup, `ROWS` x ``n`` over ``k``, asynchronous; ``a_home`` is "smem", which is read so many times, or "register"."""
     cycles = mma_tile_cycles(m, ROWS, n, k, w.dtype, a_home, 1)
     read = mma_smem_bytes(ROWS, n, k, w.dtype, a_home, 1) / m["smem.bytes_per_clk"]
+    if reads > 1:
+        read += (reads - 1) * ROWS * k * w.dtype_bytes / m["smem.bytes_per_clk"]
     steps = k * w.dtype_bytes / 32
     # A warpgroup instruction is issued by all four warps, one on each sub-partition.
     count = steps * INSTRUCTIONS_PER_MMA

@@ -41,6 +41,12 @@ _WRITTEN: dict[int, dict[str, Any]] = {
     64: {"tile_m": 128, "ahead": True, "folded": "both", "held": True, **_EVERYWHERE},
     128: {"tile_m": 64, "ahead": False, "folded": "lse", "held": False, **_EVERYWHERE},
 }
+#: The same of 192 columns with values of 128 (`thirds`): all tiles have one slot but Q and dS, and dS of dK is shared memory's too.
+_THIRDS: dict[str, Any] = {
+    "tile_m": 64, "ahead": False, "folded": "none", "held": False, **_EVERYWHERE, "dk_first": True, "dq_slots": 1
+}  # fmt: skip
+#: Columns of a tile of Q, K or dQ where a head has three.
+COLUMNS = 64
 #: Registers a thread of a warpgroup that multiplies may have.
 REGISTERS = 240
 #: Bytes beside the tiles: barriers, and what the compiler hands to the roles.
@@ -74,6 +80,23 @@ class Fa3BackwardVariant:
     held: bool = False
     #: Whether programs stay, as many as there are SMs, and are dealt one block of keys after the other.
     persistent: bool = False
+
+
+def thirds(workload: Workload) -> bool:
+    """Whether a head is three tiles of Q, K and dQ, of which each warpgroup makes one and by turns the last."""
+    return (workload.head_dim_qk, workload.head_dim_v) == (3 * COLUMNS, 2 * COLUMNS) and workload.mask != "window"
+
+
+def dout_stages(workload: Workload) -> int:
+    """Tiles of dO on their way or in use: where thirds of dQ leave there is room for one."""
+    return 1 if thirds(workload) else STAGES
+
+
+def _written(workload: Workload) -> dict[str, Any] | None:
+    """Knobs that the template is written for, None where it is not."""
+    if thirds(workload):
+        return _THIRDS
+    return _WRITTEN.get(workload.head_dim_qk) if workload.head_dim_qk == workload.head_dim_v else None
 
 
 def abreast_rows(variant: Fa3BackwardVariant, mask: str) -> int:
@@ -169,9 +192,9 @@ def term_bytes(variant: Fa3BackwardVariant) -> int:
 
 def shared_bytes(variant: Fa3BackwardVariant, workload: Workload) -> int:
     """Shared memory of the tiles: K, V unless it is held, which comes as if it were dO, stages of Q, dO and dS, dQ in float32, terms."""
-    v, d = variant, workload.head_dim_qk
-    owned = TILE_N * (d if v.held else 2 * d)
-    halves = owned + STAGES * (2 * v.tile_m * d + TILE_N * v.tile_m)
+    v, d, dv = variant, workload.head_dim_qk, workload.head_dim_v
+    owned = TILE_N * (d if v.held else d + dv)
+    halves = owned + STAGES * (v.tile_m * d + TILE_N * v.tile_m) + dout_stages(workload) * v.tile_m * dv
     return workload.dtype_bytes * halves + 4 * v.dq_slots * v.tile_m * d + term_bytes(v)
 
 
@@ -181,7 +204,7 @@ def registers(variant: Fa3BackwardVariant, workload: Workload) -> int:
     Steps of 128 queries go in two halves, of which P, dP and the next S are there at a time.  K and V that are held take half as
     many each as their sums.
     """
-    tiles = 2 * workload.head_dim_qk + (64 + 64 + 32 if variant.tile_m == 64 else 3 * 64 + 32)
+    tiles = workload.head_dim_qk + workload.head_dim_v + (64 + 64 + 32 if variant.tile_m == 64 else 3 * 64 + 32)
     held = workload.head_dim_qk if variant.held else 0
     return KEYS * (tiles + held) // 128
 
@@ -206,15 +229,14 @@ def writable(variant: Fa3BackwardVariant, workload: Workload, machine: Machine) 
     """Whether the template can write a legal ``variant``."""
     if workload.dtype not in ("bf16", "fp16"):
         return Verdict(f"family fa3_bwd is written for bf16 and fp16, got dtype '{workload.dtype}'", "use bf16 or fp16")
-    dims = workload.head_dim_qk, workload.head_dim_v
-    if dims not in ((64, 64), (128, 128)):
-        return Verdict(
-            f"family fa3_bwd is written for head_dim 64 and 128, got {dims[0]}/{dims[1]}", "use family fa2_bwd"
-        )
-    for name, value in _WRITTEN[dims[0]].items():
+    dims, written = (workload.head_dim_qk, workload.head_dim_v), _written(workload)
+    if written is None:
+        known = "head_dim 64, 128 and, without a window, 192/128"
+        return Verdict(f"family fa3_bwd is written for {known}, got {dims[0]}/{dims[1]}", "use family fa2_bwd")
+    for name, value in written.items():
         if (got := getattr(variant, name)) != value:
             want, got = (str(x).lower() for x in (value, got))
-            return Verdict(f"{name} must be {want} at head_dim {dims[0]}, got {got}", f"use {name}={want}")
+            return Verdict(f"{name} must be {want} at head_dim {workload.dims}, got {got}", f"use {name}={want}")
     if variant.dq_slots not in (1, 2):
         return Verdict(f"dq_slots must be 1 or 2, got {variant.dq_slots}", "use dq_slots=2")
     if variant.adders not in (1, 2):
@@ -229,9 +251,11 @@ def _abreast(workload: Workload) -> tuple[int, ...]:
 
 def space(workload: Workload, machine: Machine) -> Iterator[Fa3BackwardVariant]:
     """Every combination of knobs worth telling apart that can be written and run."""
-    written = _WRITTEN.get(workload.head_dim_qk, {})
+    written = _written(workload) or {}
     for slots, heads, adders in product((1, 2), _abreast(workload), (1, 2)):
-        found = Fa3BackwardVariant(NAMES[0], dq_slots=slots, heads_abreast=heads, adders=adders, **written)
+        found = Fa3BackwardVariant(NAMES[0], heads_abreast=heads, adders=adders, **{"dq_slots": slots, **written})
+        if found.dq_slots != slots:
+            continue
         if legality(found, workload, machine).legal and writable(found, workload, machine).legal:
             yield found
 
@@ -257,6 +281,8 @@ def chosen(workload: Workload, machine: Machine) -> Fa3BackwardVariant:
 
     The more heads abreast, the less programs of one wait for each other; the fewer, the more of Q and dO they share in L2.
     """
+    if thirds(workload):
+        return Fa3BackwardVariant(heads_abreast=16, **_THIRDS)
     wide = max(workload.head_dim_qk, workload.head_dim_v) > 64
     most = 16 if wide else 64 if workload.mask == "causal" else 32
     return Fa3BackwardVariant(heads_abreast=most, **_WRITTEN[128 if wide else 64])

@@ -15,6 +15,9 @@ With `persistent` programs stay: the next block's Q and dO are fetched under the
 are held; those that are not follow the last products that read them.  dK and dV leave by way of the slots of dQ, and the warps that add dQ
 wait until they are stored.
 
+At 192/128 (`thirds`) dK and dV leave few registers: dP^T is issued once P^T is there, dV and dK once dS^T is stored, dK from there.  A
+warpgroup makes 64 columns of dQ and by turns the last 64, each told of as soon as it is in shared memory, and dO has one tile.
+
 With `ahead` a lap of the loop begins with S^T of its step, issued while dQ of the step before is under way; that dQ is stored
 next, and the other products follow once S^T is there.
 """
@@ -30,9 +33,11 @@ from tilecast.model.kernel.variants.fa3_backward import (
     Fa3BackwardVariant,
     abreast,
     chains,
+    dout_stages,
     loaded_terms,
     piece_bytes,
     piece_slots,
+    thirds,
 )
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -102,6 +107,8 @@ class _Loop(Warpgroups):
         self.parts = ("a", "b")[: v.tile_m // ROWS]
         #: Whether scores come less LSE, and dP less D.
         self.less_lse, self.less_d = v.folded != "none", v.folded == "both"
+        #: Tiles of Q, K and dQ that are a head, where dQ leaves by them.
+        self.thirds = w.head_dim_qk // ROWS if thirds(w) else 0
 
     # -- operations --------------------------------------------------------------------------------------------------
 
@@ -126,7 +133,7 @@ class _Loop(Warpgroups):
                 arithmetic(m, f"ds{part}{g}", "ds", role, g, ds, m["fma.latency_cycles"] + m["alu.latency_cycles"],
                            common.one_warp_cycles(m, ds)),
                 self.shared(f"store{part}{g}", "ds to shared memory", role, g, elements * w.dtype_bytes, 4, loads=False),
-                product(w, m, f"dk{part}{g}", "dk", role, g, d, ROWS, "register"),
+                product(w, m, f"dk{part}{g}", "dk", role, g, d, ROWS, "smem" if self.thirds else "register", self.thirds or 1),
             ]  # fmt: skip
         half = v.tile_m * d / len(_GROUPS)
         others = step_work(m, *_STEP).scaled(len(self.parts))
@@ -139,7 +146,7 @@ class _Loop(Warpgroups):
                 g,
             ),
             self.hold(f"have_ds{g}", role, self.poll + self.barrier, g),
-            product(w, m, f"dq{g}", "dq", role, g, ROWS, TILE_N, "smem"),
+            product(w, m, f"dq{g}", "dq", role, g, v.tile_m * d // TILE_N, TILE_N, "smem", self.thirds / 2 or 1),
             self.hold(f"room{g}", role, self.poll + self.barrier, g),
             # As registers hold it, 16 bytes of a thread and no bank twice; in rows, 8 bytes, of which two go to a bank at a time.
             self.shared(f"out{g}", "dq to shared memory", role, g, half * kernels.FLOAT * (1 if v.fragments else 2),
@@ -220,10 +227,26 @@ class _Loop(Warpgroups):
                 # Products end in the order in which they were issued.
                 Edge(f"dv{last}{g}", f"room{g}", lag, summed, "data", "dV accumulator"),
                 Edge(f"dq{g}", f"room{g}", lag, done, "data", "dQ accumulator"),
-                Edge("add", f"room{g}", v.dq_slots - 1 + lag, self.arrive, "buffer", "dQ slot"),
+                Edge(
+                    "add",
+                    f"room{g}",
+                    v.dq_slots if self.thirds else v.dq_slots - 1 + lag,
+                    self.arrive,
+                    "buffer",
+                    "dQ slot",
+                ),
                 Edge(f"room{g}", f"out{g}", 0, 0.0, "order", "dQ slot"),
                 Edge(f"dk{last}{g}", f"done{g}", lag, summed, "data", "dK accumulator"),
-                # The tile of a step goes out with the dS of the next.
+            ]
+            if self.thirds:
+                found += [
+                    Edge(f"out{g}", "add", 0, self.signal + self.arrive, "data", "dQ in shared memory"),
+                    Edge(f"dva{g}", "load_do", 1, summed + self.signal + self.arrive, "buffer", "dO slot"),
+                    Edge(f"done{g}", "load_q", STAGES, self.arrive, "buffer", "Q slot"),
+                ]
+                continue
+            # The tile of a step goes out with the dS of the next.
+            found += [
                 Edge(f"out{g}", "add", 1 - lag, 0.0, "data", "dQ in shared memory"),
                 Edge(f"tell{g}", "add", 0, self.arrive, "order", "dQ in shared memory"),
             ]
@@ -239,7 +262,9 @@ class _Loop(Warpgroups):
         return found
 
     def program(self, g: int) -> tuple[Step, ...]:
-        if len(self.parts) == 1:
+        if self.thirds:
+            lap = ["sa", "lsea", "expa", "dpa", "deltaa", "dsa", "storea", "tell", "dva"]
+        elif len(self.parts) == 1:
             lap = ["sa", "dpa", "lsea", "expa", "dva", "deltaa", "dsa", "storea", "tell"]
         else:
             lap = ["sa", "dpa", "sb", "lsea", "expa", "dva", "deltaa", "dsa", "storea", "dka", "dpb", "lseb", "expb", "dvb",
@@ -261,6 +286,7 @@ class _Loop(Warpgroups):
             (v.ahead, " ahead"),
             (v.held, " held"),
             (v.persistent, " persistent"),
+            (self.thirds > 0, " thirds"),
             (self.less_lse, f" folded {v.folded}"),
         )
         return "".join(text for holds, text in told if holds)
@@ -282,7 +308,7 @@ class _Loop(Warpgroups):
                 Buffer("V", "registers" if v.held else "smem", TILE_N * w.head_dim_v * size, 1, "", "dpa0"),
                 *([Buffer("LSE and D", "smem", v.tile_m * piece_bytes(v), piece_slots(v), "load_pieces", f"s{self.parts[-1]}0")] if self.less_lse else []),
                 Buffer("Q", "smem", v.tile_m * d * size, STAGES, "load_q", f"dk{self.parts[-1]}0"),
-                Buffer("dO", "smem", v.tile_m * w.head_dim_v * size, STAGES, "load_do", f"dv{self.parts[-1]}0"),
+                Buffer("dO", "smem", v.tile_m * w.head_dim_v * size, dout_stages(w), "load_do", f"dv{self.parts[-1]}0"),
                 Buffer("dS", "smem", TILE_N * v.tile_m * size, STAGES, f"store{self.parts[-1]}0", "dq0"),
                 Buffer("dQ", "smem", v.tile_m * d * kernels.FLOAT, v.dq_slots, "out0", "add"),
                 Buffer("dK", "registers", TILE_N * d * kernels.FLOAT, 1, f"dk{self.parts[-1]}0", ""),

@@ -28,11 +28,11 @@ APART = [kernel for kernel in read_backward_list() if kernel.family == "hopper_b
 
 
 def work(dim: int, mask: str = "none", **others: object) -> Workload:
-    return Workload(head_dim_qk=dim, head_dim_v=dim, mask=mask, **others)  # type: ignore[arg-type]
+    return Workload(head_dim_qk=dim, head_dim_v=128 if dim == 192 else dim, mask=mask, **others)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mask", ["none", "causal"])
-@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("dim", [64, 128, 192])
 def test_chosen_is_legal_in_the_space_and_survives_as_text(dim: int, mask: str) -> None:
     chip, problem = load_machine("h200-sxm"), work(dim, mask)
     chosen = HOPPER_BACKWARD.chosen(problem, chip)
@@ -97,7 +97,9 @@ def test_what_ships_is_the_first_choice_and_was_measured_to_beat_the_portable_on
         ("adders=3", work(128), "h200-sxm", "adders must be 1 or 2, got 3: use adders=2"),
         ("dq_slots=3", work(64), "h200-sxm", r"shared memory needs \d+ bytes|dq_slots must be 1 or 2"),
         ("tile_m=64", work(256), "h200-sxm", r"shared memory needs \d+ bytes but the limit is \d+"),
-        ("tile_m=64", work(96), "h200-sxm", "is written for head_dim 64 and 128, got 96/96: use family fa2_bwd"),
+        ("tile_m=64", work(96), "h200-sxm", "is written for head_dim 64, 128 and, without a window, 192/128, got 96/96: use family fa2_bwd"),
+        ("folded=lse,dq_slots=1", work(192), "h200-sxm", "folded must be none at head_dim 192/128, got lse: use folded=none"),
+        ("dq_slots=2,folded=none", work(192), "h200-sxm", r"shared memory needs \d+ bytes but the limit is"),
         ("tile_m=64", work(128, dtype="fp8"), "h200-sxm", "is written for bf16 and fp16, got dtype 'fp8'"),
         ("tile_m=64", work(128), "a100", "multiplies with wgmma, which a100 has not: use family fa2_bwd"),
         ("dq_warps=4", work(128), "h200-sxm", "family fa3_bwd has no knob 'dq_warps'"),
@@ -117,8 +119,8 @@ def test_names_find_the_family() -> None:
     assert named_in("dq_slots=1") is None
 
 
-@pytest.mark.parametrize("dim", [64, 128])
-def test_the_tiles_of_the_file_take_the_shared_memory_that_legality_counts(dim: int) -> None:
+@pytest.mark.parametrize("dim", ["64", "128", "192_128"])
+def test_the_tiles_of_the_file_take_the_shared_memory_that_legality_counts(dim: str) -> None:
     pytest.importorskip("triton")
     from tests.support.shipped_compile import NEWEST, OLDEST, read_record
 
