@@ -80,6 +80,9 @@ FEW_BACKWARD = BackwardFamily(
 #: The first is what `--pass bwd` takes where no family is named.
 BACKWARD_FAMILIES = (TRITON_BACKWARD, HOPPER_BACKWARD, HOPPER_BACKWARD_APART, BLACKWELL_BACKWARD, FEW_BACKWARD)
 
+#: Those built for a matrix unit, the first that can run a problem first: on Hopper one kernel where it can be written.
+_NATIVE = (FEW_BACKWARD, BLACKWELL_BACKWARD, HOPPER_BACKWARD, HOPPER_BACKWARD_APART)
+
 
 def family_of(variant: BackwardVariant) -> BackwardFamily:
     """The kernel class of a variant."""
@@ -95,7 +98,7 @@ def writable(variant: BackwardVariant, workload: Workload, machine: Machine) -> 
 
 def native_backward(workload: Workload, machine: Machine) -> BackwardFamily:
     """The class built for the machine's matrix unit that has a variant for ``workload``; the portable one where none has."""
-    for family in reversed(BACKWARD_FAMILIES):
+    for family in _NATIVE:
         if any(True for _ in family.space(workload, machine)):
             return family
     return TRITON_BACKWARD

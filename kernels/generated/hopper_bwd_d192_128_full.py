@@ -298,10 +298,10 @@ def wait_for_third(shared, third, t):
 
 
 @gluon.jit
-def give_back(shared):
-    """The tile has been read."""
-    tma.store_wait(0)
+def give_back(shared, COPIES: gl.constexpr):
+    """Each third once it has been read; of each that comes after it so many copies are under way."""
     for u in gl.static_range(TILES):
+        tma.store_wait((TILES - 1 - u) * COPIES)
         mbarrier.arrive(shared.barriers.index(DQ_EMPTY + u), count=1)
 
 
@@ -338,7 +338,7 @@ def add_role(w: gl.constexpr, sums_desc, dk_desc, dv_desc, shared, problem):
                         else:
                             add_tile(sums_desc, [batch, head, row + u * THIRD_ROWS, 0], shared.dq.index(u))
                     # Read, the tile may be overwritten; whoever adds after it must wait until it is added.
-                    give_back(shared)
+                    give_back(shared, 1)
                     if in_order | (turn == 0):
                         pass_turn(counters + m)
                 t += 1
@@ -351,7 +351,7 @@ def add_role(w: gl.constexpr, sums_desc, dk_desc, dv_desc, shared, problem):
                     store_tile(
                         dv_desc, [batch, sum_head, key + g * KEYS, c * COLUMNS], sums_in(shared, dv_desc, g).index(c)
                     )
-            give_back(shared)
+            give_back(shared, 0)
         t += 1
         if t % ADDERS == w:
             for u in gl.static_range(TILES):
@@ -360,7 +360,7 @@ def add_role(w: gl.constexpr, sums_desc, dk_desc, dv_desc, shared, problem):
                     store_tile(
                         dk_desc, [batch, sum_head, key + g * KEYS, u * COLUMNS], sums_in(shared, dk_desc, u).index(g)
                     )
-            give_back(shared)
+            give_back(shared, 2)
         t += 1
         item = next_item(shared, i, 1)
         i += 1

@@ -346,6 +346,8 @@ def test_each_shape_has_the_class_that_is_built_for_it() -> None:
 
     assert family(PAPER) == "fa3_bwd"
     assert family(Workload(1, 4, 4, 1024, head_dim_qk=256)) == "fa3_bwd_apart"
+    wide = Workload(1, 4, 4, 1024, head_dim_qk=192, head_dim_v=128)
+    assert family(wide) == "fa3_bwd" and family(replace(wide, mask="window", window=(64, 0))) == "fa3_bwd_apart"
     assert family(Workload(1, 4, 4, 1024, head_dim_qk=96)) == "fa2_bwd"
     assert family(Workload(1, 4, 4, 1024), "a100") == "fa2_bwd"
     with pytest.raises(PredictError, match=r"fa3_bwd_apart cannot run the backward pass .* on a100: .*wgmma"):
