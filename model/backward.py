@@ -80,6 +80,8 @@ FEW_BACKWARD = BackwardFamily(
 #: The first is what `--pass bwd` takes where no family is named.
 BACKWARD_FAMILIES = (TRITON_BACKWARD, HOPPER_BACKWARD, HOPPER_BACKWARD_APART, BLACKWELL_BACKWARD, FEW_BACKWARD)
 
+#: What numbers of knobs may be that are no tiles: query rows of a key/value head, those of a step where there are steps of them.
+_LIMITS = {"rows": (1, 4096), "step": (0, 256)}
 #: Those built for a matrix unit, the first that can run a problem first: on Hopper one kernel where it can be written.
 _NATIVE = (FEW_BACKWARD, BLACKWELL_BACKWARD, HOPPER_BACKWARD, HOPPER_BACKWARD_APART)
 
@@ -141,5 +143,7 @@ def find_backward(name: str) -> BackwardFamily:
 def _value(key: str, text: str, current: object) -> object:
     value = value_like(key, text, current)
     if not isinstance(current, (bool, str)):
-        check_value(key, text, value, fa2_backward.WARPS if key.endswith("_warps") else None, (1, 256))
+        check_value(
+            key, text, value, fa2_backward.WARPS if key.endswith("_warps") else None, _LIMITS.get(key, (1, 256))
+        )
     return value

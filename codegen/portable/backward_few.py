@@ -44,6 +44,11 @@ class FewBackward:
     narrower_pieces: bool = False
 
     @property
+    def form(self) -> str:
+        """What a program has: all query rows and a part of the keys, or all keys."""
+        return f"backward/few_{'rows' if self.variant.step else 'keys'}.j2"
+
+    @property
     def columns(self) -> tuple[int, int]:
         """Columns of tiles of Q and K, and of V and O."""
         return columns(self.host.head_dim_qk), columns(self.host.head_dim_v)
@@ -62,10 +67,10 @@ class FewBackward:
     def signature(self) -> str:
         """The head of the kernel."""
         names = [
-            *_POINTERS,
+            *self._pointers,
             *strides(_TENSORS),
-            *_SIZES,
-            *(f"{name}: tl.constexpr" for name in _FLAGS),
+            *self._sizes,
+            *(f"{name}: tl.constexpr" for name in (("MASKED",) if self.variant.step else _FLAGS)),
             "scale_log2",
             "scale",
         ]
@@ -74,8 +79,24 @@ class FewBackward:
     @property
     def unspecialized(self) -> str:
         """Places of strides and sizes among the arguments: the compiled code must not depend on them."""
-        first = len(_POINTERS)
-        return f"range({first}, {first + 3 * len(_TENSORS) + len(_SIZES)})"
+        first = len(self._pointers)
+        return f"range({first}, {first + 3 * len(_TENSORS) + len(self._sizes)})"
+
+    @property
+    def _pointers(self) -> tuple[str, ...]:
+        return _POINTERS[:-1] if self.variant.step else _POINTERS
+
+    @property
+    def _sizes(self) -> tuple[str, ...]:
+        return tuple(name for name in _SIZES if "part" not in name) if self.variant.step else _SIZES
+
+    @property
+    def refuse_keys(self) -> str:
+        """Statements that refuse more keys than a program has."""
+        if not self.variant.step:
+            return ""
+        said = 'raise ValueError(f"k: expected up to {TILE_N.value} keys, got {seqlen_k}")'
+        return f"    if seqlen_k > TILE_N.value:\n        {said}\n"
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -98,14 +119,23 @@ class FewBackward:
 
 def context(variant: FewBackwardVariant, workload: Workload) -> FewBackward:
     """The kernels of a variant, which must be writable (`few_backward.writable`)."""
-    lines = [
-        "For sequences whose query heads that share a key/value head have few query rows together: a program has all of them, and a part",
-        f"of the keys, {variant.tile_n} at a time.  It makes its rows' LSE and D itself, reads K and V and writes dK and dV once, five matrix",
-        "products, and leaves what its keys add to dQ to add_parts, which sums the parts in their order; of one part it writes dQ.",
-        "Any mask.  The same bits every run.",
+    walks = [
+        "For sequences of few keys whose query heads that share a key/value head have more query rows together than a tile: a program has",
+        f"all keys and walks over the rows, {variant.step} at a time.  It makes LSE and D of its rows itself, keeps dK and dV, and writes dQ of a step at",
+        "once: one launch.  Any mask.  The same bits every run.",
     ]
+    lines = (
+        walks
+        if variant.step
+        else [
+            "For sequences whose query heads that share a key/value head have few query rows together: a program has all of them, and a part",
+            f"of the keys, {variant.tile_n} at a time.  It makes its rows' LSE and D itself, reads K and V and writes dK and dV once, five matrix",
+            "products, and leaves what its keys add to dQ to add_parts, which sums the parts in their order; of one part it writes dQ.",
+            "Any mask.  The same bits every run.",
+        ]
+    )
     return FewBackward(
-        title=f"Attention backward for head_dim {dims_text(workload)} and few query rows, in plain Triton",
+        title=f"Attention backward for head_dim {dims_text(workload)} and few {'keys' if variant.step else 'query rows'}, in plain Triton",
         description=textwrap.fill(" ".join(lines), 120),
         variant=variant,
         host=Host("window", workload.head_dim_qk, workload.head_dim_v, (), "", narrower=True),

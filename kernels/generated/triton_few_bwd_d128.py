@@ -9,7 +9,7 @@ writes dQ. Any mask.  The same bits every run.
 TILECAST = {
     "tilecast": "0.1.0", "family": "triton_few_bwd", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "bwd",
-    "variant": "family=few_bwd,rows=64,tile_n=128,warps=8,stages=2",
+    "variant": "family=few_bwd,rows=64,tile_n=128,warps=8,stages=2,step=0",
     "workload": {"batch": 4, "heads_q": 64, "heads_kv": 16, "seqlen_q": 16, "seqlen_k": 4096, "head_dim_qk": 128, "head_dim_v": 128, "mask": "window", "window": [1024, 0], "dtype": "bf16"},
 }  # fmt: skip
 

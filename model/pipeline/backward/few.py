@@ -3,6 +3,8 @@
 Programs have a part of the keys each.  Of a step's keys S^T = K Q^T and dP^T = V dO^T are made, dV and dK leave for memory at once, and
 dQ^T = K^T dS^T stays in registers until the part is over; a second launch adds the parts up.  So to a program the problem is one of as many
 sequences as there are parts, whose keys are a part's.
+
+Where a program has all keys and walks over rows it is the same with both changed over (`changed_over`), in one part.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import NamedTuple
 
 from tilecast.model.kernel.variants.hopper.few_backward import (
     FewBackwardVariant,
+    changed_over,
     columns,
     registers,
     rows_of,
@@ -52,11 +55,11 @@ _PRODUCTS = ("s", "dp", "dv", "dk", "dq")
 
 def build(workload: Workload, variant: FewBackwardVariant, machine: Machine) -> kernels.BackwardPass:
     """The launches of ``variant``; legality is the caller's business."""
-    w, v = workload, variant
+    v, w = changed_over(variant, workload)
     keys = part_keys(
         w.heads_kv, rows_of(w), w.seqlen_k, v.tile_n, columns(w.head_dim_qk), int(machine["chip.sm_count"])
     )
-    parts = -(-w.seqlen_k // keys)
+    parts = 1 if variant.step else -(-w.seqlen_k // keys)
     rows, wide = rows_of(w), w.head_dim_qk + w.head_dim_v
     seen = replace(
         w,
@@ -248,7 +251,8 @@ class _Warpgroup(Warpgroups):
             found.append(Edge(f"load_k{other}", f"ahead{s}", 0, self.landed, "data", "tile"))
             found.append(Edge(f"load_v{other}", f"exp{s}", 0, self.landed, "data", "tile"))
             found += [
-                Edge(f"behind{other}", f"{x}{s}", stages - 1, 0.0, "buffer", "tile slot") for x in ("load_k", "load_v")
+                Edge(f"behind{other}", f"{x}{s}", max(1, stages - 1), 0.0, "buffer", "tile slot")
+                for x in ("load_k", "load_v")
             ]
             if other != s:
                 found.append(Edge(f"share{other}", f"dq{s}", 0, self.barrier, "data", "dS"))

@@ -7,7 +7,7 @@ and dK and dV are written as if nothing else were to do, five products, and what
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from tilecast.model.kernel.variants.fa2 import SMALLEST_DOT
@@ -34,11 +34,25 @@ class FewBackwardVariant:
     tile_n: int = 64
     warps: int = 8
     stages: int = 2
+    #: Query rows of a step where a program has all keys and walks over rows; 0: it has all rows.
+    step: int = 0
 
 
 def rows_of(workload: Workload) -> int:
     """Query rows of the heads that share a key/value head."""
     return workload.group_size * workload.seqlen_q
+
+
+def changed_over(variant: FewBackwardVariant, workload: Workload) -> tuple[FewBackwardVariant, Workload]:
+    """What a program that has all keys and walks over rows is to one that has all rows and walks over keys: both change places.
+
+    As many products and bytes: dK and dV stay in place of dQ, and a step's Q, O, dO and dQ come and go in place of K, V, dK and dV.
+    """
+    v, w = variant, workload
+    if not v.step:
+        return v, w
+    turned = replace(w, heads_q=w.heads_kv, seqlen_q=v.tile_n, seqlen_k=rows_of(w), mask="none", window=None)
+    return replace(v, rows=v.tile_n, tile_n=v.step, step=0), turned
 
 
 def tile_rows(workload: Workload) -> int:
@@ -81,6 +95,9 @@ def legality(variant: FewBackwardVariant, workload: Workload, machine: Machine) 
         return Verdict(f"warps must be {WARPS[0]} or {WARPS[1]}, got {v.warps}", f"use warps={WARPS[0]}")
     if rows_of(workload) > v.rows:
         return over_limit("query rows of a key/value head", rows_of(workload), v.rows, "rows", "use another family")
+    if v.step and workload.seqlen_k > v.tile_n:
+        return over_limit("keys of a program that walks over rows", workload.seqlen_k, v.tile_n, "keys", "use step=0")
+    v, workload = changed_over(v, workload)
     need, limit = shared_bytes(v, workload), machine["smem.per_cta_bytes"] - _MARGIN
     if need > limit:
         return over_limit("shared memory", need, limit, "bytes", "use a smaller tile_n or fewer stages")
@@ -95,12 +112,13 @@ def writable(variant: FewBackwardVariant, workload: Workload, machine: Machine) 
     v, w = variant, workload
     if w.dtype not in ("bf16", "fp16"):
         return Verdict(f"family {NAMES[0]} is written for bf16 and fp16, got dtype '{w.dtype}'", "use bf16 or fp16")
-    for name, extent, least in (("rows", v.rows, SMALLEST_DOT), ("tile_n", v.tile_n, _MATRIX_ROWS)):
+    rows = ("step", v.step, _MATRIX_ROWS) if v.step else ("rows", v.rows, SMALLEST_DOT)
+    for name, extent, least in (rows, ("tile_n", v.tile_n, _MATRIX_ROWS)):
         if extent < least or extent & (extent - 1):
             return Verdict(f"{name} must be a power of two of at least {least}, got {extent}", f"use {name}=64")
     if columns(w.head_dim_qk) < _MATRIX_ROWS or w.head_dim_qk % 8 or w.head_dim_v % 8:
         return Verdict(f"head_dim must be a multiple of 8 above 32, got {w.dims}", "pad the head")
-    if v.stages < 2:
+    if v.stages < 2 and not v.step:
         return Verdict(f"stages must be 2 or more, got {v.stages}", "use stages=2")
     return LEGAL
 

@@ -56,13 +56,17 @@ def source(dims: tuple[int, int], mask: str, loads: str = "pointers", apart: boo
     return render(TEMPLATE, {"k": kernel, "header": header_text({"family": "triton_bwd", "mask": mask})})
 
 
-def source_of_few(dims: tuple[int, int]) -> str:
+#: Such that has all keys and walks over rows.
+WALKS = FewBackwardVariant(rows=352, warps=4, stages=1, step=64)
+
+
+def source_of_few(dims: tuple[int, int], variant: FewBackwardVariant | None = None) -> str:
     """Text of a generated file for few rows, without the two instructions that the interpreter does not know."""
     from tilecast.codegen.portable.backward_few import TEMPLATE, context
     from tilecast.codegen.render import render
     from tilecast.model.kernel.header import header_text
 
-    kernel = context(FewBackwardVariant(), work(dims, "window", heads_q=4, heads_kv=1, seqlen_q=16))
+    kernel = context(variant or FewBackwardVariant(), work(dims, "window", heads_q=4, heads_kv=1, seqlen_q=16))
     text = render(TEMPLATE, {"k": kernel, "header": header_text({"family": "triton_few_bwd"})})
     names = "gdc_launch_dependents", "gdc_wait"
     nothing = "".join(f"@triton.jit\ndef {name}():\n    pass\n\n\n" for name in names)
@@ -88,14 +92,15 @@ class Case:
     lse: bool = True
     #: Of the query heads that share a key/value head, or of the keys where rows are few, what the rule would make of them on a GPU.
     parts: int = 1
-    #: Whether the kernel is the one for few rows.
+    #: Whether the kernel is the one for few rows, and such that walks over rows of few keys.
     few: bool = False
+    walks: bool = False
 
     @property
     def name(self) -> str:
         window = f"-w{self.window[0]},{self.window[1]}" if self.mask == "window" else ""
         scale = "" if self.scale is None else f"-scale{self.scale:g}"
-        apart = "-apart" if self.apart else "-few" if self.few else ""
+        apart = "-apart" if self.apart else "-walks" if self.walks else "-few" if self.few else ""
         parts = f"-p{self.parts}" if self.parts > 1 else ""
         return (
             f"{self.dims[0]}x{self.dims[1]}-{self.mask}{window}-{self.seqlens[0]}x{self.seqlens[1]}"
@@ -104,6 +109,8 @@ class Case:
 
     @property
     def file(self) -> str:
+        if self.walks:
+            return "walks.py"
         if self.few:
             return f"few_{64 if self.dims[0] <= 64 else 128 if self.dims[0] <= 128 else self.dims[0]}_{max(64, self.dims[1])}.py"
         return f"d{self.dims[0]}_{self.dims[1]}_{self.mask}_{self.loads}{'_apart' if self.apart else ''}.py"
@@ -141,6 +148,9 @@ def cases() -> list[Case]:
             )
         found += [
             Case((64, 64), mask, (4, 70), window=window, few=True, lse=False),
+            Case((64, 64), mask, (33, 61), heads=(6, 2), window=window, few=True, walks=True, batch=2),
+            Case((40, 40), mask, (19, 19), heads=(7, 1), window=window, few=True, walks=True),
+            Case((64, 64), mask, (50, 9), heads=(3, 1), window=window, few=True, walks=True, lse=False),
             Case((64, 64), mask, (4, 70), window=window, few=True, scale=1e-44),
         ]
         found.append(Case((64, 64), mask, (40, 37), heads=(2, 1), window=window, lse=False))
@@ -208,7 +218,7 @@ def numbers(case: Case, folder: Path) -> dict[str, Any]:
     import torch
 
     module = module_of(folder / case.file)
-    if case.few:
+    if case.few and not case.walks:
 
         def sums(q: Any, k: Any, *rest: Any) -> tuple[Any]:
             shape = case.batch * case.heads[1], case.parts, case.heads[0] // case.heads[1] * case.seqlens[0]
@@ -315,9 +325,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for case in cases():
         path = folder / case.file
         if not path.exists():
-            few = tuple(int(n) for n in path.stem.split("_")[1:]) if case.few else ()
+            few = tuple(int(n) for n in path.stem.split("_")[1:]) if case.few and not case.walks else ()
             path.write_text(
-                source_of_few(few) if len(few) == 2 else source(case.dims, case.mask, case.loads, case.apart)
+                source_of_few((64, 64), WALKS)
+                if case.walks
+                else source_of_few(few)
+                if len(few) == 2
+                else source(case.dims, case.mask, case.loads, case.apart)
             )
     subprocess.run([sys.executable, "-W", "ignore", __file__, str(folder)], env=environment(), check=True)
     return json.loads((folder / "results.json").read_text())
@@ -373,6 +387,11 @@ def test_few_rows_are_told_from_many_and_need_no_terms(tmp_path: Path) -> None:
             launch(q, k, k, q, torch.zeros(1, 6, 11), q, q, k, k, 0.125)
         with pytest.raises(ValueError, match=re.escape("window: expected limits of at least -1 (none), got (-2, 0)")):
             launch(q, k, k, q, torch.zeros(1, 6, 11), q, q, k, k, 0.125, -2, 0)
+    path = tmp_path / "walks.py"
+    path.write_text(source_of_few((64, 64), WALKS))
+    long = torch.zeros(1, 1, 65, 64, dtype=torch.float16)
+    with pytest.raises(ValueError, match="k: expected up to 64 keys, got 65"):
+        module_of(path).launch(q, long, long, q, torch.zeros(1, 6, 11), q, q, long, long, 0.125)
 
 
 @pytest.mark.parametrize(
@@ -385,6 +404,8 @@ def test_few_rows_are_told_from_many_and_need_no_terms(tmp_path: Path) -> None:
         (FewBackwardVariant(tile_n=96), Workload(1, 8, 8, 8, 512), "h200-sxm", "tile_n must be a power of two of at least 64"),
         (FewBackwardVariant(stages=3), Workload(1, 8, 8, 64, 512, 256, 256), "h200-sxm", "shared memory"),
         (FewBackwardVariant(tile_n=128, warps=4), Workload(1, 8, 8, 64, 512), "h200-sxm", "registers"),
+        (WALKS, Workload(1, 8, 1, 44, 65), "h200-sxm", "keys of a program that walks over rows needs 65 keys but the limit is 64"),
+        (replace(WALKS, step=48), Workload(1, 8, 1, 40, 60), "h200-sxm", "step must be a power of two of at least 64, got 48"),
     ],
 )  # fmt: skip
 def test_few_rows_that_cannot_be_written_name_the_reason(variant, problem: Workload, machine: str, text: str) -> None:
