@@ -60,6 +60,17 @@ def test_what_ships_is_the_first_choice_and_was_measured_to_beat_the_portable_on
         gains = [float(x["portable_us"]) / float(x["us"]) for x in rows]
         assert len(gains) == 9 and geometric_mean(gains) > 1.1
         return
+    if fa3_backward.thirds(w):
+        rows = measured("h200_backward_thirds.csv", causal=str(int(w.mask == "causal")))
+        found: dict[tuple[str, ...], dict[str, float]] = {}
+        for row in rows:
+            sizes = tuple(row[key] for key in ("batch", "heads_q", "heads_kv", "queries", "keys", "dtype"))
+            found.setdefault(sizes, {})[row["what"]] = float(row["us"])
+        shipped = [x for x in found.values() if "thirds, given back one by one" in x and "two kernels" in x]
+        gains = [x["two kernels"] / x["thirds, given back one by one"] for x in shipped]
+        over = [x["cudnn"] / x["thirds, given back one by one"] for x in shipped if "cudnn" in x]
+        assert len(gains) >= 8 and geometric_mean(gains) > 1.02 and geometric_mean(over) > 1.15 and min(over) > 1.05
+        return
     if w.head_dim_qk != w.head_dim_v:
         mask = kernel.module.rsplit("_", 1)[1]
         rows = measured(

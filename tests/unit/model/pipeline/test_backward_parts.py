@@ -173,6 +173,17 @@ def test_few_rows_are_as_fast_as_others_where_they_are_preferred() -> None:
             assert min(few) < found["others"], (heads_q, heads_kv, queries, keys, dim)
 
 
+def test_few_keys_are_faster_by_programs_that_walk_over_rows_wherever_they_ship() -> None:
+    """Up to 64 queries and keys of 64 columns, 352 rows of a key head: but where all are one tile, which has a kernel of its own."""
+    looked = 0
+    for (_, heads_q, heads_kv, queries, keys, dim, _), found in timed("h200_backward_few_keys.csv").items():
+        rows = heads_q // heads_kv * queries
+        if dim <= 64 and queries <= 64 and keys <= 64 and 64 < rows <= 352 and "walks r64 w4 s1" in found:
+            looked += 1
+            assert found["walks r64 w4 s1"] < 0.9 * found["before"], (heads_q, heads_kv, queries, keys)
+    assert looked >= 9
+
+
 def test_few_rows_are_forecast_as_long_as_they_take() -> None:
     """What ships, in the parts that its rule takes: code from far, copies of memory, and sums of parts are in it."""
     errors = []
