@@ -98,10 +98,12 @@ def writable(variant: BackwardVariant, workload: Workload, machine: Machine) -> 
     return family.writable(variant, workload, machine) if verdict.legal else verdict
 
 
-def native_backward(workload: Workload, machine: Machine) -> BackwardFamily:
-    """The class built for the machine's matrix unit that has a variant for ``workload``; the portable one where none has."""
+def native_backward(workload: Workload, machine: Machine, published: bool = False) -> BackwardFamily:
+    """The class built for the machine's matrix unit that has a variant for ``workload``, of those its authors have where ``published``; the
+    portable one where none has."""
     for family in _NATIVE:
-        if any(True for _ in family.space(workload, machine)):
+        space = family.published if published and family.published is not None else family.space
+        if any(True for _ in space(workload, machine)):
             return family
     return TRITON_BACKWARD
 

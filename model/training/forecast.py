@@ -131,7 +131,7 @@ def best_backward(
     workload = workload.heads_as_rows()
     check_clock(clock, machine)
     refuse_unknown(workload, machine)
-    record = find_backward(family) if family is not None else native_backward(workload, machine)
+    record = find_backward(family) if family is not None else native_backward(workload, machine, published)
     space = record.published if published and record.published is not None else record.space
     listed = tuple(space(workload, machine))
     if not listed:

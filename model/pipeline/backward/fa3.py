@@ -146,7 +146,7 @@ class _Loop(Warpgroups):
                 g,
             ),
             self.hold(f"have_ds{g}", role, self.poll + self.barrier, g),
-            product(w, m, f"dq{g}", "dq", role, g, v.tile_m * d // TILE_N, TILE_N, "smem", self.thirds / 2 or 1),
+            product(w, m, f"dq{g}", "dq", role, g, d // 2 if self.thirds else ROWS, TILE_N, "smem", self.thirds / 2 or 1),
             self.hold(f"room{g}", role, self.poll + self.barrier, g),
             # As registers hold it, 16 bytes of a thread and no bank twice; in rows, 8 bytes, of which two go to a bank at a time.
             self.shared(f"out{g}", "dq to shared memory", role, g, half * kernels.FLOAT * (1 if v.fragments else 2),
