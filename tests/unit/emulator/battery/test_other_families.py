@@ -119,7 +119,7 @@ DRAWN = (
     (GEMM, "sums = issue(ring, n, zeros(), first, False, A_ROWS", "sums = issue(ring, n, zeros(), A_ROWS, False, first", "one small tile"),
     (BACKWARD, "item // (most * key_blocks)", "item // most", "abreast"),
     (BACKWARD, "gl.where(m == first, end - 1, m - 1)", "gl.where(m == first, end + 1, m - 1)", "far below"),
-    ("hopper_bwd_d192_128_full", "eighths - START // 8", "eighths", "narrower heads: 180"),
+    ("hopper_bwd_d192_128_full", "eighths - START // 8", "eighths", "narrower heads: 150"),
     ("hopper_bwd_d192_window", "gl.maximum(at + left + 1, 0)", "gl.maximum(at + left + 2 + TILE, 0)", "windows: 133x265, batch 1, heads 2/1, fp16, flat inputs, late, window 17"),
     ("blackwell_fp8_d64_window", "heads_here = gl.minimum(problem.heads_at_once, problem.heads - first_head)", "heads_here = problem.heads_at_once", "heads in groups"),
     ("blackwell_fp8_d64_full", "store_rows(problem, softmax1, total1, maximum1, batch", "store_rows(problem, softmax1, total1, batch, maximum1", "without log-sum-exp"),
