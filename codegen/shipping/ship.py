@@ -121,6 +121,11 @@ def _listed(path: Path, kind: str) -> tuple[Shipped, ...]:
     return tuple(_shipped(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))[kind])
 
 
+def _window(length: int) -> tuple[int, int]:
+    """The window of a kernel's workload: of fewer keys one that still hides some."""
+    return min(_WINDOW[0], length // 2), _WINDOW[1]
+
+
 def _shipped(row: dict[str, object]) -> Shipped:
     dim, dim_v = int(str(row["head_dim_qk"])), int(str(row["head_dim_v"]))
     length, mask = int(str(row["seqlen"])), str(row["mask"])
@@ -130,7 +135,7 @@ def _shipped(row: dict[str, object]) -> Shipped:
     if row["family"] == "hopper_mla" or "latent=1" in str(row["variant"]).split(","):
         heads, group = 1, 64
     work = Workload(max(1, _TOKENS // length), heads * group, heads, queries, length, dim, dim_v, mask,
-                    _WINDOW if mask == "window" else None, str(row.get("dtype", "bf16")))  # fmt: skip
+                    _window(length) if mask == "window" else None, str(row.get("dtype", "bf16")))  # fmt: skip
     facts = {key: row[key] for key in _REGISTRY if key in row}
     return Shipped(str(row["module"]), str(row["family"]), str(row["machine"]), str(row["variant"]), work, facts)
 

@@ -9,7 +9,7 @@ TILECAST = {
     "tilecast": "0.1.0", "family": "triton_few_bwd", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "bwd",
     "variant": "family=few_bwd,rows=352,tile_n=64,warps=4,stages=1,step=64",
-    "workload": {"batch": 341, "heads_q": 128, "heads_kv": 32, "seqlen_q": 48, "seqlen_k": 48, "head_dim_qk": 64, "head_dim_v": 64, "mask": "causal", "window": None, "dtype": "bf16"},
+    "workload": {"batch": 341, "heads_q": 128, "heads_kv": 32, "seqlen_q": 48, "seqlen_k": 48, "head_dim_qk": 64, "head_dim_v": 64, "mask": "window", "window": [24, 0], "dtype": "bf16"},
 }  # fmt: skip
 
 import triton
