@@ -170,11 +170,15 @@ Link = namedtuple("Link", "factors p told taken scores scored weighed")
 Item = namedtuple("Item", "b head_kv tile split splits q_len k_len low high begin end")
 # Where splits are taken in one after the other: a program's run of units, [low, high) of `total`; some chunks of an item, which has the
 # keys of those; and the place in memory where what it has waits between them.
-Deal = namedtuple("Deal", "team each more whole total low high apart")
+Deal = namedtuple("Deal", "team each more whole total low high apart grouped")
 # Whether some chunks may be done apart, which join the others when all else is done; how many of an item, and the first slot that they wait in.
 # Of those that are in a group that began before the piece each waits for itself, the others with their group: that has the same bits wherever it is.
-# And units of the run before.
-Piece = namedtuple("Piece", "item low from_chunk to_chunk chunks first blocks place apart slot run_before")
+# Units of the run before, and from a slot to that of the run before's chunk as far from its end.  Whether it is a part of one group, which comes to lie in one
+# place, and the slot of a tile's first group; and whether it is the first piece of its tile that this program does, which needs Q, and the last one.
+Piece = namedtuple(
+    "Piece",
+    "item low from_chunk to_chunk chunks first blocks place apart slot run_before back grouped first_group fresh over",
+)
 
 
 @gluon.jit
@@ -191,12 +195,19 @@ def mufu_exp2(x):
 
 # -- shared memory
 @gluon.jit
-def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr = 1):
-    """Barriers that complete a phase with every ``ARRIVALS`` arrivals."""
-    made = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(COUNT):
-        mbarrier.init(made.index(i), count=ARRIVALS)
-    return made
+def barriers(COUNT: gl.constexpr):
+    """Barriers that are to be `set_up`."""
+    return gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+
+
+@gluon.jit
+def set_up(bars, slot: gl.constexpr, ALL: gl.constexpr, ARRIVALS: gl.constexpr = 1):
+    """The barrier of a slot, if there is one, or ALL, complete a phase with every ``ARRIVALS`` arrivals.  Slot by slot is sooner done: between
+    two barriers of one array the compiler has all threads meet.  Where programs run long other registers of theirs count for more."""
+    slots: gl.constexpr = bars.shape[0]
+    for i in gl.static_range(slots):
+        if ALL or i == slot:
+            mbarrier.init(bars.index(i), count=ARRIVALS)
 
 
 @gluon.jit
@@ -387,7 +398,9 @@ def deal_of(batch, scratch, PLANNED: gl.constexpr, WARPS: gl.constexpr):
 
     A run may begin and end inside a tile.  It is done from its last tile to its first: the chunks at its end, which a tile begins
     with, before all others, and those at its beginning, which go on from what another program has of their tile, last.  Where runs
-    are shorter than tiles, that other program is not done then: such chunks are done apart, and join what it has afterwards.
+    are shorter than tiles, that other program is not done then: such chunks are done apart, and join what it has afterwards.  Runs that are no shorter
+    than a group of chunks are done by groups, from the last one to the first: then the group that a run ends in is there when the next program, with the
+    last of its run, comes to go on with it.
     """
     tiles, units, most = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
     for first in range(0, batch.count, PLANNED):
@@ -403,21 +416,25 @@ def deal_of(batch, scratch, PLANNED: gl.constexpr, WARPS: gl.constexpr):
     low = each * team + gl.minimum(team, more)
     high = low + each + gl.where(team < more, 1, 0)
     apart = (whole == 0) & (each + 1 < most) & ((each < MOST_APART) | (batch.count * scratch.split_tiles <= teams))
-    return Deal(team, each, more, whole, total, low, gl.where(team < teams, high, low), apart)
+    return Deal(team, each, more, whole, total, low, gl.where(team < teams, high, low), apart, apart & (each >= MERGED))
 
 
 @gluon.jit
-def piece_of(batch, deal, first, ends, before, high, ONE: gl.constexpr):
-    """The piece that ends before unit `high`."""
+def piece_of(batch, deal, first, ends, before, high, ONE: gl.constexpr, CUT: gl.constexpr):
+    """The piece that ends before unit `high`; CUT: where chunks are done by groups, no more of it than those of a group."""
     unit = high - 1
     b = first + gl.sum((ends <= unit).to(gl.int32), 0)
     begin = gl.max(gl.where(ends <= unit, ends, before), 0)
     _, units = units_of(batch, b, b >= 0, deal.whole)
     tile = (unit - begin) // units
     start = begin + tile * units
-    low = gl.maximum(deal.low, start)
     item = item_at(batch, b, tile * batch.heads_kv + gl.program_id(0) % batch.heads_kv, ONE)
     chunks, first_key, blocks = chunks_of(batch, item.q_len, item.k_len)
+    grouped = deal.grouped & (deal.each + 1 < chunks)
+    tile_low = gl.maximum(deal.low, start)
+    low = tile_low
+    if CUT:
+        low = gl.where(grouped, gl.maximum(low, start + (unit - start) // MERGED * MERGED), low)
     from_chunk, to_chunk = gl.maximum(low - start, 0), gl.where(deal.whole, chunks, gl.minimum(high - start, chunks))
     key, _ = chunk_of(batch, item, chunks, first_key, blocks, from_chunk)
     _, end = chunk_of(batch, item, chunks, first_key, blocks, to_chunk - 1)
@@ -442,8 +459,19 @@ def piece_of(batch, deal, first, ends, before, high, ONE: gl.constexpr):
     )
     place = 2 * (gl.program_id(0) + (owner - deal.team) * batch.heads_kv) + 1
     place = gl.where((from_chunk > 0) | (to_chunk < chunks), place, 2 * gl.program_id(0))
-    apart = gl.where((from_chunk > 0) & (deal.each + 1 < chunks) & deal.apart, to_chunk - from_chunk, 0)
+    apart = gl.where(((from_chunk > 0) & (deal.each + 1 < chunks) & deal.apart) | grouped, to_chunk - from_chunk, 0)
     run_before = deal.each + gl.where(deal.team - 1 < deal.more, 1, 0)
+    back = run_before - batch.heads_kv * (deal.each + 1)
+    # Where chunks are done by groups: of the tile's first chunk as if it were this program's, or, of a piece of one group, of the group's.
+    slot = gl.program_id(0) * (deal.each + 1) + gl.where(grouped, start - deal.low, 0)
+    if CUT:
+        slot += gl.where(grouped, from_chunk // MERGED * MERGED + gl.where(from_chunk % MERGED > 0, back, 0), 0)
+    first_group = (
+        (gl.program_id(0) + (owner - deal.team) * batch.heads_kv) * (deal.each + 1)
+        + start
+        - (deal.each * owner + gl.minimum(owner, deal.more))
+    )
+    fresh, over = (high == deal.high) | (high == start + units), low == tile_low
     return Piece(
         item,
         low,
@@ -454,16 +482,23 @@ def piece_of(batch, deal, first, ends, before, high, ONE: gl.constexpr):
         blocks,
         place,
         apart,
-        gl.program_id(0) * (deal.each + 1),
+        slot,
         run_before,
+        back,
+        grouped,
+        first_group,
+        fresh,
+        over,
     )
 
 
 @gluon.jit
 def whole_piece(item):
     """An item that is a split of its own."""
-    none = gl.to_tensor(0)
-    return Piece(item, none, none, gl.to_tensor(1), gl.to_tensor(1), none, none, none, none, none, none)
+    none, one = gl.to_tensor(0), gl.to_tensor(1)
+    return Piece(
+        item, none, none, one, one, none, none, none, none, none, none, none, none == one, none, one == one, one == one
+    )
 
 
 # -- load role
@@ -605,8 +640,9 @@ def load_item(
     ONE: gl.constexpr,
     Q_ROWS: gl.constexpr,
     BOXED: gl.constexpr,
+    fresh,
 ):
-    """Copies Q and the key blocks of an item, whose first pages are known: the first block before Q, whose slot is free later."""
+    """Copies Q, where what is there is not ``fresh``, and the key blocks of an item, whose first pages are known: the first block before Q, whose slot is free later."""
     table = batch.table
     if PAGE > 0:
         table += item.b.to(gl.int64) * batch.stride_table
@@ -619,10 +655,10 @@ def load_item(
         else:
             page, start = pages
             load_block(ring, n, k_desc, (page,), start + key)
-        if key == item.begin:
+        if (key == item.begin) & fresh:
             bring_q(items, turn, item, rows, batch, q_desc, ONE, Q_ROWS, BOXED)
         n += 1
-    if item.begin >= item.end:
+    if (item.begin >= item.end) & fresh:
         bring_q(items, turn, item, rows, batch, q_desc, ONE, Q_ROWS, BOXED)
     return n
 
@@ -704,25 +740,41 @@ def load_role(
             ends, before = ends_before(batch, first, after, deal.whole, PLANNED, 1)
             low = gl.maximum(deal.low, before)
             if high > low:
-                piece = piece_of(batch, deal, first, ends, before, high, ONE)
+                piece = piece_of(batch, deal, first, ends, before, high, ONE, True)
                 pages = first_pages(batch, piece.item, PAGE)
                 while high > low:
                     high = piece.low
                     following, ahead = piece, pages
                     if high > low:
-                        following = piece_of(batch, deal, first, ends, before, high, ONE)
+                        following = piece_of(batch, deal, first, ends, before, high, ONE, True)
                         ahead = first_pages(batch, following.item, PAGE)
                     n = load_item(
-                        piece.item, pages, turn, n, k_desc, q_desc, ring, items, rows, batch, PAGE, ONE, Q_ROWS, BOXED
+                        piece.item,
+                        pages,
+                        turn,
+                        n,
+                        k_desc,
+                        q_desc,
+                        ring,
+                        items,
+                        rows,
+                        batch,
+                        PAGE,
+                        ONE,
+                        Q_ROWS,
+                        BOXED,
+                        piece.fresh,
                     )
+                    turn += gl.where(piece.over, 1, 0)
                     piece, pages = following, ahead
-                    turn += 1
             after = before
     elif PLANNED == 0:
         item, there = own_item(batch, scratch, ONE)
         pages = early_pages(batch, item, PAGE, ONE)
         if there:
-            load_item(item, pages, turn, n, k_desc, q_desc, ring, items, rows, batch, PAGE, ONE, Q_ROWS, BOXED)
+            load_item(
+                item, pages, turn, n, k_desc, q_desc, ring, items, rows, batch, PAGE, ONE, Q_ROWS, BOXED, turn == 0
+            )
     else:
         done, number = 0, own_copy(gl.program_id(0))
         for first in range(0, batch.count, PLANNED):
@@ -738,7 +790,21 @@ def load_role(
                         following = item_of(batch, first, ends, done, number, ONE)
                         ahead = first_pages(batch, following, PAGE)
                     n = load_item(
-                        item, pages, turn, n, k_desc, q_desc, ring, items, rows, batch, PAGE, ONE, Q_ROWS, BOXED
+                        item,
+                        pages,
+                        turn,
+                        n,
+                        k_desc,
+                        q_desc,
+                        ring,
+                        items,
+                        rows,
+                        batch,
+                        PAGE,
+                        ONE,
+                        Q_ROWS,
+                        BOXED,
+                        turn >= 0,
                     )
                     item, pages = following, ahead
                     turn += 1
@@ -891,6 +957,24 @@ def leaves_group(piece):
 
 
 @gluon.jit
+def groups_until(piece):
+    """Groups of a tile that are there when a piece is done."""
+    return gl.where(piece.to_chunk < piece.chunks, piece.to_chunk // MERGED, (piece.chunks + MERGED - 1) // MERGED)
+
+
+@gluon.jit
+def first_joined(piece):
+    """The first group that ends in a piece and joins those before it."""
+    return gl.maximum(piece.from_chunk // MERGED, 1)
+
+
+@gluon.jit
+def joins_groups(piece):
+    """Whether a group that ends in a piece joins others, or all of them become results."""
+    return (first_joined(piece) < groups_until(piece)) | (piece.to_chunk == piece.chunks)
+
+
+@gluon.jit
 def follows_apart(piece):
     """Whether the program before has its chunks of the tile apart, too."""
     return piece.from_chunk > piece.run_before
@@ -905,19 +989,37 @@ def parked(scratch, place, level, SIDE: gl.constexpr):
 
 @gluon.jit
 def kept_apart(scratch, piece, number, SIDE: gl.constexpr):
-    """Where half of O of a chunk that is done apart waits: behind all that waits between chunks; at side 2 its rows' maxima and sums."""
-    return in_slot(scratch, piece.slot + number - piece.from_chunk, SIDE)
+    """Where half of O of a chunk that is done apart waits, or its group: behind all that waits between chunks; at side 2 its rows' maxima and sums."""
+    return in_slot(scratch, piece.slot + gl.where(piece.grouped, 0, number - piece.from_chunk), SIDE)
 
 
 @gluon.jit
-def group_before(scratch, piece, batch, SIDE: gl.constexpr):
+def group_before(scratch, piece, SIDE: gl.constexpr):
     """Where the program before left the first chunks of the group that a piece begins in the middle of; at side 2 their maxima and sums."""
-    slot = piece.slot // gl.maximum(gl.program_id(0), 1) * (gl.program_id(0) - batch.heads_kv) + piece.run_before - 1
     apart, place = (
-        in_slot(scratch, slot, SIDE),
+        in_slot(scratch, piece.slot + piece.back - 1, SIDE),
         parked(scratch, piece.place, 0, SIDE) if SIDE < 2 else sums_parked(scratch, piece.place, 0),
     )
     return gl.where(follows_apart(piece), apart, place)
+
+
+@gluon.jit
+def group_at(scratch, piece, group, SIDE: gl.constexpr):
+    """Where a group lies that ends in a piece; at side 2 its rows' maxima and sums."""
+    return in_slot(
+        scratch, piece.slot + group * MERGED + gl.where(group * MERGED < piece.from_chunk, piece.back, 0), SIDE
+    )
+
+
+@gluon.jit
+def groups_at(scratch, piece, SIDE: gl.constexpr):
+    """Where all groups lie before those that end in a piece: joined, or the first one of a tile as it is; at side 2 their maxima and sums."""
+    first = in_slot(scratch, piece.first_group, SIDE)
+    return gl.where(
+        first_joined(piece) == 1,
+        first,
+        parked(scratch, piece.place, 1, SIDE) if SIDE < 2 else sums_parked(scratch, piece.place, 2),
+    )
 
 
 @gluon.jit
@@ -1383,7 +1485,7 @@ def merge_role(
                 attend_turned(item, none, none, none, ring, link, items, batch, rows, scratch, CAPPED, ONE)
             wait(items.left, gl.to_tensor(0))
             if item.splits > 1:
-                merge(scratch, item, batch, rows, ONE, TURNS)
+                merge(scratch, item, batch, rows, items, ONE, PLANNED, TURNS)
     else:
         turn, done, number = 0, 0, own_copy(gl.program_id(0))
         for first in range(0, batch.count, PLANNED):
@@ -1393,7 +1495,7 @@ def merge_role(
                 item = item_of(batch, first, ends, done, number, ONE)
                 wait(items.left, turn)
                 if item.splits > 1:
-                    merge(scratch, item, batch, rows, ONE, TURNS)
+                    merge(scratch, item, batch, rows, items, ONE, PLANNED, TURNS)
                 arrive(items.left_empty, turn)
                 turn += 1
                 number += gl.num_programs(0)
@@ -1512,7 +1614,18 @@ def merge_some(scratch, claims, first, members, kept, item, count, batch, rows, 
 
 
 @gluon.jit
-def merge_group(scratch, item, batch, rows, ONE: gl.constexpr, WIDTH: gl.constexpr):
+def set_back(scratch, item, batch):
+    """The last program that has looked at the counters of splits that are one group sets them back for the next launch."""
+    bound = (scratch.split_bound + MERGED - 1) // MERGED
+    counters = scratch.arrived + tile_of(scratch, item, batch) * (2 * bound + 3)
+    if gl.atomic_add(counters, 1, sem="relaxed") == item.splits - 1:
+        gl.atomic_xchg(counters + 1, 0, sem="relaxed")
+        gl.atomic_xchg(counters, 0, sem="relaxed")
+    meet()
+
+
+@gluon.jit
+def merge_group(scratch, item, batch, rows, items, ONE: gl.constexpr, PLANNED: gl.constexpr, WIDTH: gl.constexpr):
     """Splits that are one group: each of their programs merges its share of the pieces once all are done.
 
     It looks for the others some times, then leaves its share to the last one and says so where it counts: of that one number what is
@@ -1531,17 +1644,19 @@ def merge_group(scratch, item, batch, rows, ONE: gl.constexpr, WIDTH: gl.constex
             done = gl.atomic_add(counters + 1, LEFT_TO_LAST << item.split, sem="acq_rel") % LEFT_TO_LAST
             left = gl.where(done < item.splits, 1, 0)
         looks += 1
-    meet()
+    if PLANNED == 0:
+        arrive(
+            items.left_empty, gl.to_tensor(0)
+        )  # the warpgroup of the scores, which has nothing else to do, sets back
+    else:
+        meet()
     if left == 0:
         first = first_slot(scratch, item, batch)
         for piece in range(pieces_of(count, WIDTH)):
             if (share >> piece % item.splits) & 1 > 0:
                 merge_piece(scratch, first, item.splits, -1, item, piece, count, batch, rows, ONE, WIDTH)
-    # Set back for the next launch by the last program that has looked.
-    if gl.atomic_add(counters, 1, sem="relaxed") == item.splits - 1:
-        gl.atomic_xchg(counters + 1, 0, sem="relaxed")
-        gl.atomic_xchg(counters, 0, sem="relaxed")
-    meet()
+    if PLANNED > 0:
+        set_back(scratch, item, batch)
 
 
 @gluon.jit
@@ -1574,11 +1689,11 @@ def merge_groups(scratch, item, batch, rows, ONE: gl.constexpr, WIDTH: gl.conste
 
 
 @gluon.jit
-def merge(scratch, item, batch, rows, ONE: gl.constexpr, TURNS: gl.constexpr):
+def merge(scratch, item, batch, rows, items, ONE: gl.constexpr, PLANNED: gl.constexpr, TURNS: gl.constexpr):
     """Splits of a tile become results, in their order."""
     if TURNS:
         if item.splits <= MERGED:
-            merge_group(scratch, item, batch, rows, ONE, FEW_COLUMNS)
+            merge_group(scratch, item, batch, rows, items, ONE, PLANNED, FEW_COLUMNS)
         else:
             merge_groups(scratch, item, batch, rows, ONE, FEW_COLUMNS)
     else:
@@ -1617,12 +1732,18 @@ def with_chunks_before(piece, number, row_max, row_sum, o, m, row, count, link, 
 
 
 @gluon.jit
-def wait_apart(piece, number, row_max, row_sum, o, m, row, count, link, items, scratch):
+def wait_apart(piece, number, row_max, row_sum, o, m, row, count, link, items, batch, scratch):
     """The next message, once what a chunk has waits apart, alone or with those before it of its group."""
     first = first_together(piece, number)
     last = last_together(piece, first)
-    at, sums = kept_apart(scratch, piece, last, 0), kept_apart(scratch, piece, last, 2) + row
-    if number > first:
+    at, sums, later = kept_apart(scratch, piece, last, 0), kept_apart(scratch, piece, last, 2) + row, number > first
+    if piece.grouped:
+        later = number % MERGED > 0
+        if later & (number == piece.from_chunk):
+            take_over(scratch, batch, 0, 1)
+            items.stats.index(0).store(gl.load(sums))
+            items.stats.index(1).store(gl.load(sums + TILE_M))
+    if later:
         row_max, before, after = weights(items.stats.index(0).load(SCORE_ROWS), row_max)
         row_sum = blend(items.stats.index(1).load(SCORE_ROWS), before, row_sum, after)
         added(o, at, count, before, after)
@@ -1731,7 +1852,7 @@ def attend_item(
             )
             n += 1
             m += 1
-        if number + 1 == piece.to_chunk:
+        if (number + 1 == piece.to_chunk) & piece.over:
             arrive(items.q_empty, turn)  # here: in the loop over blocks all of them would meet for it
         row_max, row_sums, o = state
         row_sum = gl.convert_layout(gl.sum(row_sums, 1), SCORE_ROWS)
@@ -1739,7 +1860,7 @@ def attend_item(
             o = o * gl.load(rows.v_scales + item.b * rows.stride_vb)
         if CHAINED:
             if piece.apart > 0:
-                m = wait_apart(piece, number, row_max, row_sum, o, m, row, count, link, items, scratch)
+                m = wait_apart(piece, number, row_max, row_sum, o, m, row, count, link, items, batch, scratch)
             else:
                 row_max, row_sum, o, m = with_chunks_before(
                     piece, number, row_max, row_sum, o, m, row, count, link, items, batch, scratch
@@ -1758,8 +1879,8 @@ def attend_item(
 
 
 @gluon.jit
-def score_turned(item, turn, n, ring, link, items):
-    """Scores of a split of few rows, as (key, row), for the warpgroup that merges."""
+def score_turned(item, turn, n, ring, link, items, batch, scratch):
+    """Scores of a split of few rows, as (key, row), for the warpgroup that merges; then what that one's counters need."""
     wait(items.q_full, turn)
     fence_async_shared()  # the load warp's copies are not the copy engine's
     for _ in range(item.begin, item.end, TILE_N):
@@ -1775,6 +1896,9 @@ def score_turned(item, turn, n, ring, link, items):
     arrive(items.q_empty, turn)
     wait_empty(items.left_empty, turn)
     arrive(items.left, turn)
+    if (item.splits > 1) & (item.splits <= MERGED):
+        wait(items.left_empty, turn)
+        set_back(scratch, item, batch)
     return n
 
 
@@ -1867,16 +1991,39 @@ def join_item(piece, turn, n, m, link, items, batch, rows, scratch, ONE: gl.cons
     what the program before has of it, as soon as that has done its chunks; then each group those before it, one program after the other."""
     row = gl.arange(0, TILE_M, layout=SCORE_ROWS)
     chunks, count = piece.chunks, piece.item.q_len * batch.group - piece.item.tile * TILE_M
-    if piece.apart > 0:
+    if piece.grouped:
+        ended = groups_until(piece)
+        if piece.from_chunk >= MERGED:
+            take_over(scratch, batch, 0)
+        if joins_groups(piece):
+            sums = groups_at(scratch, piece, 2) + row
+            row_max, row_sum = gl.load(sums), gl.load(sums + TILE_M)
+            o = unparked((), groups_at(scratch, piece, 0), count)
+            for group in range(first_joined(piece), ended):
+                at, sums = group_at(scratch, piece, group, 0), group_at(scratch, piece, group, 2) + row
+                known = first_parked(at, count)
+                row_max, before, after = weights(row_max, gl.load(sums))
+                row_sum = blend(row_sum, before, gl.load(sums + TILE_M), after)
+                tell(link, m, (before, after))
+                m += 1
+                o = joined(known, at, count, o, before, after, True)
+            if piece.to_chunk < chunks:
+                items.stats.index(2).store(row_max)
+                items.stats.index(3).store(row_sum)
+                park_all(o, parked(scratch, piece.place, 1, 0), count)
+            m = end_item(piece, row_max, row_sum, o, m, link, items, batch, rows, scratch, ONE, True)
+        elif ended > 0:
+            hand_over(scratch, 0)
+    elif piece.apart > 0:
         within, waited = piece.from_chunk % MERGED > 0, gl.where(follows_apart(piece), 0, 1)
         if waited > 0:
             groups_before(piece, row, items, batch, scratch, 0)
         elif within:
             take_over(scratch, batch, 0, 1)
-        sums = group_before(scratch, piece, batch, 2) + row
+        sums = group_before(scratch, piece, 2) + row
         begun = row < gl.where(within, TILE_M, 0)
         row_max, row_sum = gl.load(sums, mask=begun, other=0.0), gl.load(sums + TILE_M, mask=begun, other=0.0)
-        o = unparked((), group_before(scratch, piece, batch, 0), gl.where(within, count, 0))
+        o = unparked((), group_before(scratch, piece, 0), gl.where(within, count, 0))
         number = piece.from_chunk
         while number < piece.to_chunk:
             last = last_together(piece, number)
@@ -1943,9 +2090,9 @@ def attend_role(
             first = (batch.count - 1) // PLANNED * PLANNED - back
             ends, before = ends_before(batch, first, after, deal.whole, PLANNED, 4)
             while high > gl.maximum(deal.low, before):
-                piece = piece_of(batch, deal, first, ends, before, high, ONE)
+                piece = piece_of(batch, deal, first, ends, before, high, ONE, True)
                 n, m = attend_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, CAPPED, ONE, CHAINED)
-                turn += 1
+                turn += gl.where(piece.over, 1, 0)
                 high = piece.low
             after = before
         if deal.apart:
@@ -1955,16 +2102,16 @@ def attend_role(
                 first = (batch.count - 1) // PLANNED * PLANNED - back
                 ends, before = ends_before(batch, first, after, deal.whole, PLANNED, 4)
                 while high > gl.maximum(deal.low, before):
-                    piece = piece_of(batch, deal, first, ends, before, high, ONE)
+                    piece = piece_of(batch, deal, first, ends, before, high, ONE, False)
                     n, m = join_item(piece, turn, n, m, link, items, batch, rows, scratch, ONE)
-                    turn += 1
+                    turn += gl.where(piece.over, 1, 0)
                     high = piece.low
                 after = before
     elif PLANNED == 0:
         item, there = own_item(batch, scratch, ONE)
         if there:
             if TURNS:
-                score_turned(item, turn, n, ring, link, items)
+                score_turned(item, turn, n, ring, link, items, batch, scratch)
             else:
                 attend_item(
                     whole_piece(item), turn, n, m, ring, link, items, batch, rows, scratch, CAPPED, ONE, CHAINED
@@ -2013,11 +2160,15 @@ def right_with_chunks_before(piece, number, o, m, count, link, batch, scratch):
 
 
 @gluon.jit
-def wait_apart_right(piece, number, o, m, count, link, scratch):
+def wait_apart_right(piece, number, o, m, count, link, batch, scratch):
     """The same of the right half of O."""
     first = first_together(piece, number)
-    at = kept_apart(scratch, piece, last_together(piece, first), 1)
-    if number > first:
+    at, later = kept_apart(scratch, piece, last_together(piece, first), 1), number > first
+    if piece.grouped:
+        later = number % MERGED > 0
+        if later & (number == piece.from_chunk):
+            take_over(scratch, batch, 1, 1)
+    if later:
         before, after = told(link, m, 2)
         added(o, at, count, before, after)
     else:
@@ -2076,7 +2227,7 @@ def right_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, ONE: 
             o = o * gl.load(rows.v_scales + item.b * rows.stride_vb)
         if CHAINED:
             if piece.apart > 0:
-                m = wait_apart_right(piece, number, o, m, count, link, scratch)
+                m = wait_apart_right(piece, number, o, m, count, link, batch, scratch)
             else:
                 o, m = right_with_chunks_before(piece, number, o, m, count, link, batch, scratch)
         total = o
@@ -2158,13 +2309,30 @@ def store_turned(pointer, first, o, offsets, there):
 def join_right(piece, turn, n, m, link, batch, rows, scratch, ONE: gl.constexpr):
     """The right half of what `join_item` joins."""
     chunks, count = piece.chunks, piece.item.q_len * batch.group - piece.item.tile * TILE_M
-    if piece.apart > 0:
+    if piece.grouped:
+        ended = groups_until(piece)
+        if piece.from_chunk >= MERGED:
+            take_over(scratch, batch, 1)
+        if joins_groups(piece):
+            o = unparked((), groups_at(scratch, piece, 1), count)
+            for group in range(first_joined(piece), ended):
+                at = group_at(scratch, piece, group, 1)
+                known = first_parked(at, count)
+                before, after = told(link, m, 2)
+                m += 1
+                o = joined(known, at, count, o, before, after, True)
+            if piece.to_chunk < chunks:
+                park_all(o, parked(scratch, piece.place, 1, 1), count)
+            m = end_right(piece, o, m, link, batch, rows, scratch, ONE, True)
+        elif ended > 0:
+            hand_over(scratch, 1)
+    elif piece.apart > 0:
         within, waited = piece.from_chunk % MERGED > 0, gl.where(follows_apart(piece), 0, 1)
         if waited > 0:
             take_over(scratch, batch, 1)
         elif within:
             take_over(scratch, batch, 1, 1)
-        o = unparked((), group_before(scratch, piece, batch, 1), gl.where(within, count, 0))
+        o = unparked((), group_before(scratch, piece, 1), gl.where(within, count, 0))
         number = piece.from_chunk
         while number < piece.to_chunk:
             last = last_together(piece, number)
@@ -2280,9 +2448,9 @@ def right_role(
             first = (batch.count - 1) // PLANNED * PLANNED - back
             ends, before = ends_before(batch, first, after, deal.whole, PLANNED, 4)
             while high > gl.maximum(deal.low, before):
-                piece = piece_of(batch, deal, first, ends, before, high, ONE)
+                piece = piece_of(batch, deal, first, ends, before, high, ONE, True)
                 n, m = right_item(piece, turn, n, m, ring, link, items, batch, rows, scratch, ONE, CHAINED)
-                turn += 1
+                turn += gl.where(piece.over, 1, 0)
                 high = piece.low
             after = before
         if deal.apart:
@@ -2292,9 +2460,9 @@ def right_role(
                 first = (batch.count - 1) // PLANNED * PLANNED - back
                 ends, before = ends_before(batch, first, after, deal.whole, PLANNED, 4)
                 while high > gl.maximum(deal.low, before):
-                    piece = piece_of(batch, deal, first, ends, before, high, ONE)
+                    piece = piece_of(batch, deal, first, ends, before, high, ONE, False)
                     n, m = join_right(piece, turn, n, m, link, batch, rows, scratch, ONE)
-                    turn += 1
+                    turn += gl.where(piece.over, 1, 0)
                     high = piece.low
                 after = before
     elif PLANNED == 0:
@@ -2434,17 +2602,17 @@ def attention(q_ptr, k_desc, q_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
         stats = gl.allocate_shared_memory(gl.float32, [4, TILE_M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
         for i in gl.static_range(4):
             stats.index(i).store(gl.zeros([TILE_M], gl.float32, layout=SCORE_ROWS))
-    # A thread of the load warp arrives when its copies of Q have landed, or one for the copy engine; both warpgroups when they have left
-    # what an item has.  Chunks leave nothing: the compiler would give barriers that nobody waits at the memory of a block, where a barrier
-    # that was never invalidated is still one to the GPU when it puts the kernel aside for another process.
+    # Chunks leave nothing: the compiler would give barriers that nobody waits at the memory of a block, where a barrier that was never invalidated is
+    # still one to the GPU when it puts the kernel aside for another process.
+    left_slots: gl.constexpr = 1 if PLANNED == 0 else LEFT_SLOTS
     left, left_empty = None, None
     if not CHAINED:
-        left, left_empty = barriers(LEFT_SLOTS, 2), barriers(LEFT_SLOTS)
+        left, left_empty = barriers(left_slots), barriers(left_slots)
     items = Items(
         q,
         q if turns else wide(q, 2),
         in_boxes(q, q_desc, Q_ROWS) if BOXED else q,
-        barriers(Q_SLOTS, 1 if BOXED else 32),
+        barriers(Q_SLOTS),
         barriers(Q_SLOTS),
         left,
         left_empty,
@@ -2478,6 +2646,26 @@ def attention(q_ptr, k_desc, q_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
         scores = gl.allocate_shared_memory(gl.float32, [2, TILE_N, held], gl.SwizzledSharedLayout(2, 1, 8, [1, 0]))
         scored, weighed = barriers(2), barriers(2)
     link = Link(factors, p, barriers(messages), barriers(messages), scores, scored, weighed)
+    # A thread of the load warp arrives when its copies of Q have landed, or one for the copy engine; both warpgroups when they have left what an item has.
+    rounds: gl.constexpr = 1 if CHAINED else LEFT_SLOTS
+    for slot in gl.static_range(rounds):
+        set_up(items.q_full, slot, CHAINED, 1 if BOXED else 32)
+        set_up(items.q_empty, slot, CHAINED)
+        if not CHAINED:
+            set_up(left, slot, CHAINED, 2)
+            set_up(left_empty, slot, CHAINED)
+        if in_flight > SLOTS:
+            set_up(tail_full, slot, CHAINED)
+            set_up(tail_empty, slot, CHAINED)
+        set_up(ring.left_full, slot, CHAINED)
+        set_up(ring.right_full, slot, CHAINED)
+        set_up(ring.left_empty, slot, CHAINED)
+        set_up(ring.right_empty, slot, CHAINED)
+        if scores is not None:
+            set_up(scored, slot, CHAINED)
+            set_up(weighed, slot, CHAINED)
+        set_up(link.told, slot, CHAINED)
+        set_up(link.taken, slot, CHAINED)
     fence_async_shared()
     if CHAINED:
         gl.warp_specialize([

@@ -103,6 +103,9 @@ def test_a_sequence_gets_the_same_bits_alone_and_with_its_heads_in_other_parts(k
         # Runs shorter than tiles: chunks are done apart, and join later.
         (16, 7, ("late",)),
         (16, 7, ("random", 3)),
+        # Runs no shorter than a group of chunks, which are done by groups.
+        (16, 5, ("late",)),
+        (16, 5, ("random", 4)),
         pytest.param(16, 2, ("random", 1), marks=whole),
         pytest.param(128, 4, ("random", 1), marks=whole),
     ],
@@ -139,6 +142,9 @@ TURNED = [
     (latent(((1, 60), (1, 5), (1, 33), (1, 64)), heads=8), 2),
     (latent(((2, 300), (1, 5), (2, 64)), heads=4), 132),
     (latent(((1, 300), (1, 70)), heads=16, dims=(576, 512), dtype="bfloat16"), 132),
+    # Of 16 and 32 rows, and more splits than are merged at once.
+    (latent(((1, 700),), heads=16), 12),
+    (latent(((1, 300),), heads=32), 6),
 ]
 
 
@@ -156,7 +162,7 @@ def test_few_rows_are_attention_with_keys_in_the_place_of_rows(problem, sms, mod
     ]
     work[0].fill_(float("nan"))
     parts, group = module._parts(batch, 1, problem.heads[0], longest[1], sms)
-    assert longest[0] * group <= 8 and not module._chained(batch, parts, group, *longest, sms)
+    assert longest[0] * group <= 32 and not module._chained(batch, parts, group, *longest, sms)
     made.lists["work"] = work
     for _ in range(2):
         _, out, lse = launch(module, problem, made, sms)
@@ -164,27 +170,33 @@ def test_few_rows_are_attention_with_keys_in_the_place_of_rows(problem, sms, mod
         assert not work[1].any()
 
 
+#: Chunks of a group, programs, heads, and slots that chunks wait in.  Of runs of 12, 11, 11 and 11, no shorter than a group: 8-11, 4-7, 0-3; 4-6, 0-3, 12-15;
+#: 4, 0-3, 12, 8-11; 12-15, 8-11, while 7 and 5-7 join what the run before has left.  Of runs of 8, 8, 8, 7, 7, 7: 8-15; 8-12; 2 to 7 and 8; 9 to 15.
+WAITING = [(4, 4, 16, 12), (8, 6, 64, 16)]
+
+
+@pytest.mark.parametrize(("merged", "programs", "heads", "slots"), WAITING, ids=lambda value: "")
 @pytest.mark.parametrize("mode", [("late",), ("random", 4)], ids=str)
-def test_groups_of_chunks_done_apart_wait_as_one_with_the_bits_of_splits(mode, kernel) -> None:
-    """Of a run that begins inside a tile the chunks of whole groups, and those of the group that it ends in, join before they wait."""
-    problem, columns = latent(((1, 1000), (1, 830), (1, 1000))), NARROW[1]
-    module = kernel(replace(SMALL, merged=4, most_splits=16), problem.dims, *mode)
+def test_chunks_done_apart_wait_by_groups_with_the_bits_of_splits(merged, programs, heads, slots, mode, kernel) -> None:
+    """Chunks of a run that begins inside a tile join those of their group before they wait, where the run is no shorter than a group all of them."""
+    problem, columns = latent(((1, 1000), (1, 830), (1, 1000)), heads=heads), NARROW[1]
+    module = kernel(replace(SMALL, merged=merged, most_splits=16), problem.dims, *mode)
     found = []
-    for sms in (4, 132):
+    for sms in (programs, 132):
         made = make(problem)
-        sizes = module.scratch(3, 1, 16, 1, 1000, sms)
+        sizes = module.scratch(3, 1, heads, 1, 1000, sms)
         work = [torch.zeros(n, dtype=kind) for n, kind in zip(sizes, (torch.float32, torch.int32), strict=True)]
         work[0].fill_(float("nan"))
         made.lists["work"] = work
         _, out, lse = launch(module, problem, made, sms)
         assert not work[1].any()
         found.append((out, lse))
-        if sms == 4:
-            # Runs of 12, 11, 11, 11: 12-15; 7, 8-11, 12; 5, 6, 7, 8-11, 12-15.
+        if sms == programs:
             unit = 64 * (columns + 2)
             apart = work[0][sms * 64 * (4 + 4 * columns) :]
             apart = apart[: len(apart) // unit * unit].view(-1, unit)
-            assert int((~apart[:, 0].isnan()).sum()) == 9
+            waiting = int((~apart[:, 0].isnan()).sum())
+            assert waiting == slots
     assert all(map(torch.equal, *found))
 
 
