@@ -208,6 +208,12 @@ def in_runs(units: tuple[_Ints, ...], owners: _Ints, teams: int, heads_kv: int, 
     ended = end // together - begin // together + ((end == of_tile) & (end % together > 0))
     begun = (alone > 0) & (ended > 0)
     groups = 2 * ended - begun - ((begin < together) & (ended > 0))
+    # Runs no shorter than a group are done by groups, the last one first: those of a group that began before add to it then, and what is left
+    # is that the groups before come back, and each one that ends in the run joins them.
+    if share >= together:
+        several |= (begin == 0) & (end < of_tile) & (share + 1 < of_tile) & (share <= most_apart)
+        joins = ended - ((begin < together) & (ended > 0))
+        alone, groups = np.zeros_like(begin), joins + ((joins > 0) | (end == of_tile))
     # A program joins its own splits to a group as soon as the one before has done its own of that, groups when that has joined its groups.
     apart, joining, joined = (np.zeros_like(begin) for _ in range(3))
     for team in np.flatnonzero(several):
