@@ -7,7 +7,7 @@ from inspect import getsource
 
 from tilecast.codegen.gluon import OUTPUT_ARGUMENTS, GluonKernel, sizes_statement
 from tilecast.codegen.host import SMS_STATEMENT, WINDOW_STATEMENTS, Descriptor, Host, box_statements
-from tilecast.model.chip.programs import most_keys, sms_abreast, soonest_launch, start_keys
+from tilecast.model.chip.programs import finer_launch, most_keys, sms_abreast, soonest_launch, start_keys
 from tilecast.model.kernel.variants.fa3 import E4M3_PART, WIDE
 
 
@@ -84,7 +84,7 @@ class HopperForm(GluonKernel):
     def sizes(self) -> tuple[str, ...]:
         """Numbers that vary from call to call, in the order of the kernel's tuple of them."""
         window = ("window_left", "window_right") if self.mask == "window" else ()
-        dealt = () if self.scheduler == "grid" else ("heads", "turns")
+        dealt = () if self.scheduler == "grid" else ("heads", "turns", *(("pair_turns",) if self.deals_finer else ()))
         factors = ("factors",) if self.fp8 else ()
         eighths = ("eighths",) if self.partly_there else ()
         return ("seqlen_q", "seqlen_k", *window, "heads_q", "group", "query_blocks", *dealt, *factors, *eighths)
@@ -135,7 +135,7 @@ class HopperForm(GluonKernel):
         elif self.launch_of:
             lines += [
                 SMS_STATEMENT,
-                "_, programs, turns = launch_of(batch, heads_q, heads_kv, seqlen_q, seqlen_k, sms)",
+                f"_, programs, turns{', pair_turns' if self.deals_finer else ''} = launch_of(batch, heads_q, heads_kv, seqlen_q, seqlen_k, sms)",
             ]
         elif self.scheduler == "paired":
             lines += [
@@ -168,6 +168,12 @@ class HopperForm(GluonKernel):
         return self.scheduler == "paired" and self.mask == "causal"
 
     @property
+    def deals_finer(self) -> bool:
+        """Whether behind pairs of the first heads the tiles of the others may come one by one: 8-bit kernels gain by it, those of 16 bits
+        whose tiles take as long, but under the power limit, do not (data/measured/h200_pairs_then_tiles.csv)."""
+        return self.counts_programs and self.fp8
+
+    @property
     def launch_of(self) -> tuple[str, ...]:
         """What the first number is that the file's `launch_of` gives, and the lines of its body; nothing where it has none.
 
@@ -180,7 +186,7 @@ class HopperForm(GluonKernel):
             return (
                 "keys",
                 f"heads, limits = (batch * heads_q, batch * heads_kv), ({limits})",
-                "return soonest_launch(seqlen_q, seqlen_k, *heads, sms, TILE_M.value, TILE_N.value, *limits)",
+                f"return {'finer' if self.deals_finer else 'soonest'}_launch(seqlen_q, seqlen_k, *heads, sms, TILE_M.value, TILE_N.value, *limits)",
             )
         if self.scheduler == "persistent" and not self.masked:
             return (
@@ -193,8 +199,9 @@ class HopperForm(GluonKernel):
 
     @property
     def programs_text(self) -> str:
-        """The function by which it counts, which the forecast calls too."""
-        return getsource(soonest_launch)
+        """The functions by which it counts, which the forecast calls too."""
+        counting = (soonest_launch, finer_launch) if self.deals_finer else (soonest_launch,)
+        return "\n\n".join(map(getsource, counting))
 
     # -- what follows from mask and variant ----------------------------------------------------------------------------
 

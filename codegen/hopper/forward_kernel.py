@@ -38,6 +38,25 @@ _WORK_TILE = {
         "block = gl.where(is_long, long, short)",
         "exists = (head < problem.heads) & (short < query_blocks) & (is_long | (short != long))",
     ),
+    "finer": (
+        "# First a long and a short query block of one head make a pair; all pairs are the same work and share K and V in L2.  Behind",
+        "# `pair_turns` the blocks of the heads that are left, the longest of all first, but of the first of these what pairs have taken.",
+        "# One turn: a program to each block, head by head.",
+        "paired, pairs = turn < problem.pair_turns, (query_blocks + 1) // 2",
+        "taken = problem.pair_turns // 2 * programs",
+        "first, gone = taken // pairs, taken % pairs",
+        "by_head = paired | (problem.turns == 1)",
+        "trip = gl.where(paired, turn // 2, turn - problem.pair_turns)",
+        "place = trip * programs + gl.where(trip % 2 == 0, pid, programs - 1 - pid)",
+        "row_length = gl.where(paired, pairs, gl.where(by_head, query_blocks, problem.heads - first))",
+        "outer, inner = place // row_length, place % row_length",
+        "head, short = gl.where(by_head, outer, first + inner), gl.where(by_head, inner, outer)",
+        "long = query_blocks - 1 - short",
+        "is_long = (turn >= problem.pair_turns) | (turn % 2 == 0)",
+        "block = gl.where(is_long, long, short)",
+        "exists = (head < problem.heads) & (short < query_blocks) & (is_long | (short != long))",
+        "exists = exists & (paired | (head > first) | (gl.minimum(short, long) >= gone))",
+    ),
 }
 
 
@@ -66,7 +85,8 @@ class HopperKernel(HopperForm):
                 "query_blocks - 1 - pid % query_blocks  # the longest first" if self.masked else "pid % query_blocks"
             )
             return ("head = pid // query_blocks", f"block = {block}", "exists = turn == 0")
-        return ("programs = own_copy(gl.num_programs(0))", *_WORK_TILE[self.scheduler])
+        order = "finer" if self.deals_finer else self.scheduler
+        return ("programs = own_copy(gl.num_programs(0))", *_WORK_TILE[order])
 
     @property
     def counters(self) -> tuple[str, ...]:

@@ -162,7 +162,7 @@ def issue_pv(p, v):
 # -- work, keys, results -----------------------------------------------------------------------------------------------
 # One launch: outputs (strides in units of 8 elements), sizes, and how work is dealt to programs.
 Problem = namedtuple("Problem", "out lse stride_b stride_h stride_s seqlen_q seqlen_k heads_q group query_blocks heads "
-                     "turns factors scale_log2")  # fmt: skip
+                     "turns pair_turns factors scale_log2")  # fmt: skip
 
 
 @gluon.jit
@@ -171,19 +171,23 @@ def work_tile(problem, turn):
     pid = gl.program_id(0)
     query_blocks = own_copy(problem.query_blocks)
     programs = own_copy(gl.num_programs(0))
-    # An even number of turns: a long and a short query block of one head make a pair; all pairs are the same work and share K and V
-    # in L2.  An odd number: blocks one by one, the longest of all heads first.  One turn: a program to each block, head by head.
-    alone = problem.turns % 2 == 1
-    across = alone & (problem.turns > 1)
-    trip = gl.where(alone, turn, turn // 2)
+    # First a long and a short query block of one head make a pair; all pairs are the same work and share K and V in L2.  Behind
+    # `pair_turns` the blocks of the heads that are left, the longest of all first, but of the first of these what pairs have taken.
+    # One turn: a program to each block, head by head.
+    paired, pairs = turn < problem.pair_turns, (query_blocks + 1) // 2
+    taken = problem.pair_turns // 2 * programs
+    first, gone = taken // pairs, taken % pairs
+    by_head = paired | (problem.turns == 1)
+    trip = gl.where(paired, turn // 2, turn - problem.pair_turns)
     place = trip * programs + gl.where(trip % 2 == 0, pid, programs - 1 - pid)
-    row_length = gl.where(across, problem.heads, gl.where(alone, query_blocks, (query_blocks + 1) // 2))
+    row_length = gl.where(paired, pairs, gl.where(by_head, query_blocks, problem.heads - first))
     outer, inner = place // row_length, place % row_length
-    head, short = gl.where(across, inner, outer), gl.where(across, outer, inner)
+    head, short = gl.where(by_head, outer, first + inner), gl.where(by_head, inner, outer)
     long = query_blocks - 1 - short
-    is_long = alone | (turn % 2 == 0)
+    is_long = (turn >= problem.pair_turns) | (turn % 2 == 0)
     block = gl.where(is_long, long, short)
     exists = (head < problem.heads) & (short < query_blocks) & (is_long | (short != long))
+    exists = exists & (paired | (head > first) | (gl.minimum(short, long) >= gone))
     return head // problem.heads_q, head % problem.heads_q, block * TILE_M, exists
 
 
@@ -240,7 +244,7 @@ def of_head(launched, batch, head):
     scale_log2 = gl.maximum(launched.scale_log2 * factor_of(launched, batch, head, 0), 1e-37)
     return Problem(launched.out, launched.lse, launched.stride_b, launched.stride_h, launched.stride_s,
                    launched.seqlen_q, launched.seqlen_k, launched.heads_q, launched.group, launched.query_blocks,
-                   launched.heads, launched.turns, launched.factors, scale_log2)  # fmt: skip
+                   launched.heads, launched.turns, launched.pair_turns, launched.factors, scale_log2)  # fmt: skip
 
 
 @gluon.jit
@@ -458,12 +462,12 @@ def consumer_role(g: gl.constexpr, turn_barriers, q, k, v, launched):
 
 
 # Sizes vary from call to call: specialised on them, the kernel would be compiled anew for many.
-@gluon.jit(do_not_specialize=range(5, 16))
+@gluon.jit(do_not_specialize=range(5, 17))
 def attention(q_desc, k_desc, v_desc, out, lse, stride_b, stride_h, stride_s, seqlen_q, seqlen_k, heads_q, group,
-              query_blocks, heads, turns, factors, scale_log2):  # fmt: skip
+              query_blocks, heads, turns, pair_turns, factors, scale_log2):  # fmt: skip
     """Allocate, set up the barriers, and start the roles."""
     problem = Problem(out, lse, stride_b, stride_h, stride_s, seqlen_q, seqlen_k, heads_q, group, query_blocks, heads,
-                      turns, factors, scale_log2)  # fmt: skip
+                      turns, pair_turns, factors, scale_log2)  # fmt: skip
     gl.assume(turns > 0)
     q = make_ring(q_desc, Q_STAGES * WARPGROUPS, 1)
     k = make_ring(k_desc, KV_STAGES, WARPGROUPS)
@@ -537,10 +541,64 @@ def soonest_launch(
     return min(found, key=lambda one: one[0])
 
 
+@lru_cache(maxsize=256)
+def finer_launch(
+    seqlen_q: int,
+    seqlen_k: int,
+    heads: int,
+    heads_kv: int,
+    sms: int,
+    rows: int,
+    keys: int,
+    start: int,
+    most: int,
+    abreast: int,
+) -> tuple[int, int, int, int]:
+    """`soonest_launch`, and how many of its turns deal pairs.
+
+    Where those are all, the first heads alone may be dealt in pairs, and then the tiles of the heads that are left one by one, the
+    longest of all first, to and fro: as few heads as make the launch even, if the longest program has 1 % less by it.
+    """
+    longest, programs, turns = soonest_launch(
+        seqlen_q, seqlen_k, heads, heads_kv, sms, rows, keys, start, most, abreast
+    )
+    if turns % 2:
+        return longest, programs, turns, 0
+    found, enough = (longest, programs, turns, turns), longest - longest // 100
+    last = range(rows + seqlen_k - seqlen_q, rows + seqlen_k, rows)
+    tiles = [(-(-max(min(end, seqlen_k), 1) // keys) + 1) * keys for end in last]
+    count, pairs, mean = len(tiles), (len(tiles) + 1) // 2, sum(tiles) * heads / sms
+    if count * heads > 64 * sms or enough < mean:  # little is left at the end
+        return found
+    each = [tiles[i] + tiles[-1 - i] if 2 * i < count - 1 else tiles[i] for i in range(pairs)]
+
+    def to_and_fro(work: list[int], program: int) -> int:
+        """Keys of a program: of each two turns it takes the piece of its number, then the one of its number from the end."""
+        return sum(work[program :: 2 * sms]) + sum(work[2 * sms - 1 - program :: 2 * sms])
+
+    for trips in range((pairs * heads - 1) // sms, -1, -1):
+        first, gone = divmod(trips * sms, pairs)
+        key_heads = heads_kv - first * heads_kv // heads
+        if key_heads * seqlen_k > most and abreast * key_heads > sms:
+            break
+        paired = (each * (first + 1))[: trips * sms]
+        rest = [
+            0 if head == first and min(i, count - 1 - i) < gone else tiles[i]
+            for i in range(count - 1, -1, -1)
+            for head in range(first, heads)
+        ]
+        longest = max(to_and_fro(paired, program) + to_and_fro(rest, program) for program in range(sms))
+        if longest <= min(enough, found[0] - 1):
+            found = longest, sms, 2 * trips - -len(rest) // sms, 2 * trips
+        if longest <= 1.005 * mean:
+            break
+    return found
+
+
 def launch_of(batch, heads_q, heads_kv, seqlen_q, seqlen_k, sms):
     """(keys of the program that has the most, programs, turns of each) of a launch."""
     heads, limits = (batch * heads_q, batch * heads_kv), (192, 156250, 3)
-    return soonest_launch(seqlen_q, seqlen_k, *heads, sms, TILE_M.value, TILE_N.value, *limits)
+    return finer_launch(seqlen_q, seqlen_k, *heads, sms, TILE_M.value, TILE_N.value, *limits)
 
 
 # -- V as the matrix unit wants it -----------------------------------------------------------------------------------------
@@ -634,8 +692,8 @@ def plan(q, k, v, out, lse, q_descale, k_descale, v_descale, v_t, factors, windo
         return ()
     query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch * heads_q
     sms = triton.runtime.driver.active.utils.get_device_properties(q.device.index)["multiprocessor_count"]
-    _, programs, turns = launch_of(batch, heads_q, heads_kv, seqlen_q, seqlen_k, sms)
-    sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, query_blocks, heads, turns, factors)
+    _, programs, turns, pair_turns = launch_of(batch, heads_q, heads_kv, seqlen_q, seqlen_k, sms)
+    sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, query_blocks, heads, turns, pair_turns, factors)
     boxes = ((q, [1, 1, ROWS.value, 128]), (k, [1, 1, TILE_N.value, 128]), (v_t, [1, 1, 128, TILE_N.value]))
     descriptors = [
         TensorDescriptor.from_tensor(x, block, gl.NVMMASharedLayout.get_default_for(block, E4M3)) for x, block in boxes

@@ -1,7 +1,7 @@
 """How many programs a launch of a causal Hopper kernel starts, and how many turns each takes.
 
-The text of `soonest_launch` is also in the files that `codegen` writes, whose host asks it: what is forecast is what runs.  So it
-takes numbers alone and needs the standard library alone.
+The text of `soonest_launch`, and of `finer_launch` where kernels can deal so, is also in the files that `codegen` writes, whose host
+asks it: what is forecast is what runs.  So they take numbers alone and need the standard library alone.
 """
 
 from __future__ import annotations
@@ -92,3 +92,57 @@ def soonest_launch(
             heapreplace(free, free[0] + length + start)
         found.append((max(free), count, 1))
     return min(found, key=lambda one: one[0])
+
+
+@lru_cache(maxsize=256)
+def finer_launch(
+    seqlen_q: int,
+    seqlen_k: int,
+    heads: int,
+    heads_kv: int,
+    sms: int,
+    rows: int,
+    keys: int,
+    start: int,
+    most: int,
+    abreast: int,
+) -> tuple[int, int, int, int]:
+    """`soonest_launch`, and how many of its turns deal pairs.
+
+    Where those are all, the first heads alone may be dealt in pairs, and then the tiles of the heads that are left one by one, the
+    longest of all first, to and fro: as few heads as make the launch even, if the longest program has 1 % less by it.
+    """
+    longest, programs, turns = soonest_launch(
+        seqlen_q, seqlen_k, heads, heads_kv, sms, rows, keys, start, most, abreast
+    )
+    if turns % 2:
+        return longest, programs, turns, 0
+    found, enough = (longest, programs, turns, turns), longest - longest // 100
+    last = range(rows + seqlen_k - seqlen_q, rows + seqlen_k, rows)
+    tiles = [(-(-max(min(end, seqlen_k), 1) // keys) + 1) * keys for end in last]
+    count, pairs, mean = len(tiles), (len(tiles) + 1) // 2, sum(tiles) * heads / sms
+    if count * heads > 64 * sms or enough < mean:  # little is left at the end
+        return found
+    each = [tiles[i] + tiles[-1 - i] if 2 * i < count - 1 else tiles[i] for i in range(pairs)]
+
+    def to_and_fro(work: list[int], program: int) -> int:
+        """Keys of a program: of each two turns it takes the piece of its number, then the one of its number from the end."""
+        return sum(work[program :: 2 * sms]) + sum(work[2 * sms - 1 - program :: 2 * sms])
+
+    for trips in range((pairs * heads - 1) // sms, -1, -1):
+        first, gone = divmod(trips * sms, pairs)
+        key_heads = heads_kv - first * heads_kv // heads
+        if key_heads * seqlen_k > most and abreast * key_heads > sms:
+            break
+        paired = (each * (first + 1))[: trips * sms]
+        rest = [
+            0 if head == first and min(i, count - 1 - i) < gone else tiles[i]
+            for i in range(count - 1, -1, -1)
+            for head in range(first, heads)
+        ]
+        longest = max(to_and_fro(paired, program) + to_and_fro(rest, program) for program in range(sms))
+        if longest <= min(enough, found[0] - 1):
+            found = longest, sms, 2 * trips - -len(rest) // sms, 2 * trips
+        if longest <= 1.005 * mean:
+            break
+    return found
