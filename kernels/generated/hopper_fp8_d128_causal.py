@@ -596,7 +596,7 @@ def finer_launch(
 
 
 def launch_of(batch, heads_q, heads_kv, seqlen_q, seqlen_k, sms):
-    """(keys of the program that has the most, programs, turns of each) of a launch."""
+    """(keys of the program that has the most, programs, turns of each, how many of these are pairs') of a launch."""
     heads, limits = (batch * heads_q, batch * heads_kv), (192, 156250, 3)
     return finer_launch(seqlen_q, seqlen_k, *heads, sms, TILE_M.value, TILE_N.value, *limits)
 

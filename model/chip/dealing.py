@@ -5,9 +5,9 @@ The rules are those of what the templates write (`codegen`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tilecast.model.chip.programs import most_keys, sms_abreast, soonest_launch, start_keys
+from tilecast.model.chip.programs import finer_launch, most_keys, sms_abreast, soonest_launch, start_keys
 from tilecast.model.kernel.workload import Workload
 
 
@@ -23,6 +23,9 @@ class Dealing:
     order: str
     #: "free": the next tile goes to who is free first; "turns": to one after the other; "zigzag": turns, to and fro.
     hand: str
+    #: Of "pairs" how many rounds of all slots deal such, where that is not all: then come the tiles of the heads that are left, the
+    #: longest of all first.
+    rounds: int | None = None
 
 
 _DEALINGS = {
@@ -66,9 +69,33 @@ def launched(family: str, scheduler: str, workload: Workload, rows: int, keys: i
     return "grid" if turns == 1 else "longest-first"
 
 
+def dealt(family: str, scheduler: str, workload: Workload, rows: int, keys: int, slots: int) -> Dealing:
+    """How a launch on ``slots`` deals its tiles (`launched`)."""
+    made = dealing(family, launched(family, scheduler, workload, rows, keys, slots))
+    rounds = rounds_of_pairs(family, scheduler, workload, rows, keys, slots) if made.order == "pairs" else None
+    return made if rounds is None else replace(made, rounds=rounds)
+
+
 def in_pairs(workload: Workload, rows: int, keys: int, slots: int) -> tuple[int, int]:
     """(programs, turns of each) of a launch of the paired scheduler of Hopper kernels (`soonest_launch`)."""
+    return soonest_launch(*_launch(workload, rows, keys, slots))[1:]
+
+
+def rounds_of_pairs(family: str, scheduler: str, workload: Workload, rows: int, keys: int, slots: int) -> int | None:
+    """How many tiles of each program are the long ones of pairs, where not all tiles are pairs' (`finer_launch`, which kernels of 8 bits
+    ask); None where they are, or none is."""
+    if (family, scheduler, workload.mask, workload.dtype_bytes) != ("fa3", "paired", "causal", 1):
+        return None
+    asked = _launch(workload, rows, keys, slots)
+    _, _, turns, pair_turns = finer_launch(*asked)
+    return pair_turns // 2 if soonest_launch(*asked)[2] % 2 == 0 and pair_turns < turns else None
+
+
+def _launch(
+    workload: Workload, rows: int, keys: int, slots: int
+) -> tuple[int, int, int, int, int, int, int, int, int, int]:
+    """What `soonest_launch` is asked."""
     w, dims = workload, (workload.head_dim_qk, workload.head_dim_v)
     heads, heads_kv = w.batch * w.heads_q, w.batch * w.heads_kv
     limits = start_keys(*dims), most_keys(*dims, w.dtype_bytes), sms_abreast(w.dtype_bytes)
-    return soonest_launch(w.seqlen_q, w.seqlen_k, heads, heads_kv, slots, rows, keys, *limits)[1:]
+    return w.seqlen_q, w.seqlen_k, heads, heads_kv, slots, rows, keys, *limits

@@ -15,7 +15,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from tilecast.model.chip.dealing import Dealing, dealing, launched
+from tilecast.model.chip.dealing import Dealing, dealt
 from tilecast.model.chip.tiles import HeadTiles, head_tiles
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
@@ -105,8 +105,7 @@ def play(
     heads = workload.batch * workload.heads_q
     count = tiles.count * heads
     slots = int(machine["chip.sm_count"]) // pair * pipeline.ctas_per_sm
-    scheduler = launched(variant.family, variant.scheduler, workload, rows, pipeline.keys_per_iteration, slots)
-    deal = dealing(variant.family, scheduler)
+    deal = dealt(variant.family, variant.scheduler, workload, rows, pipeline.keys_per_iteration, slots)
     persistent = deal.stays
     rates = edge_memory_rates(pipeline, machine)
     # Empty tiles (no visible key) still write zeros: start and end only.
@@ -254,7 +253,7 @@ def makespan_cycles(
         found = _round_robin(per_tile, heads, slots)
     elif not listed or count > (_MOST_PLAYED if deal.hand == "free" else _MOST_DEALT):
         # Hand-out in order leaves the last tile's length on average half unfilled: the shortest where those come last.
-        last = low if deal.order in ("longest", "longest by few", "last rows") else high
+        last = low if deal.order in ("longest", "longest by few", "last rows") or deal.rounds is not None else high
         found = np.maximum(high, per_tile.sum(axis=1) * tiles.weight * heads / slots + 0.5 * last)
     elif deal.hand == "free":
         found = _to_the_free(_in_order(per_tile, heads, deal.order), slots)
@@ -262,10 +261,22 @@ def makespan_cycles(
         # Not more at a time than caches hold.
         some = max(1, _MOST_DEALT // count)
         parts = (per_tile[at : at + some] for at in range(0, len(per_tile), some))
-        found = np.concatenate(
-            [_in_turns(_in_order(part, heads, deal.order), slots, zigzag=deal.hand == "zigzag") for part in parts]
-        )
+        found = np.concatenate([_dealt(part, heads, slots, deal).max(axis=1) for part in parts])
     return np.where(unlike, found, waves)
+
+
+def _dealt(per_tile: NDArray[np.float64], heads: int, slots: int, deal: Dealing) -> NDArray[np.float64]:
+    """Cycles of each slot [variant, slot] when tiles of all heads are dealt in turns."""
+    work = _in_order(per_tile, heads, deal.order)
+    if deal.rounds is None:
+        return _in_turns(work, slots, zigzag=deal.hand == "zigzag")
+    count = per_tile.shape[1]
+    first, gone = divmod(deal.rounds * slots, (count + 1) // 2)
+    # The heads that are left take turns at tiles, the longest first; of the first of them pairs have taken the outer ones.
+    rest = np.repeat(per_tile[:, ::-1], heads - first, axis=1)
+    place = np.arange(count)
+    rest[:, :: heads - first] *= np.minimum(place, count - 1 - place) >= gone
+    return _in_turns(work[:, : deal.rounds * slots], slots, zigzag=True) + _in_turns(rest, slots, zigzag=True)
 
 
 def _in_order(per_tile: NDArray[np.float64], heads: int, order: str) -> NDArray[np.float64]:
@@ -288,14 +299,14 @@ def _to_the_free(sequence: NDArray[np.float64], slots: int) -> NDArray[np.float6
 
 
 def _in_turns(sequence: NDArray[np.float64], slots: int, *, zigzag: bool) -> NDArray[np.float64]:
-    """Cycles of the longest slot when all take one after the other, every second turn backwards where ``zigzag``."""
+    """Cycles of each slot [variant, slot] when all take one after the other, every second turn backwards where ``zigzag``."""
     variants, count = sequence.shape
     turns = np.zeros((variants, -(-count // slots), slots))
     turns.reshape(variants, -1)[:, :count] = sequence
     if zigzag:
         turns[:, 1::2] = turns[:, 1::2, ::-1].copy()
-    longest: NDArray[np.float64] = turns.sum(axis=1).max(axis=1)
-    return longest
+    sums: NDArray[np.float64] = turns.sum(axis=1)
+    return sums
 
 
 def _paired(per_tile: NDArray[np.float64]) -> NDArray[np.float64]:

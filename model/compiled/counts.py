@@ -64,8 +64,14 @@ BLOCK_COUNTS: dict[str, Callable[[Workload, int, Any, int], tuple[TileCounts, ..
 Tile = tuple[int, int]
 
 
-def program_tiles(scheduler: str, blocks: int, heads: int, programs: int) -> Iterator[list[Tile]]:
-    """For each persistent program the (query block, head) of its tiles, in order."""
+def program_tiles(
+    scheduler: str, blocks: int, heads: int, programs: int, rounds: int | None = None
+) -> Iterator[list[Tile]]:
+    """For each persistent program the (query block, head) of its tiles, in order.
+
+    Of paired ones ``rounds`` is how many pairs each program gets where those are not all: then come the tiles that are left, the longest
+    first.
+    """
     total = blocks * heads
     for pid in range(programs):
         tiles: list[Tile] = []
@@ -80,16 +86,28 @@ def program_tiles(scheduler: str, blocks: int, heads: int, programs: int) -> Ite
             tiles = [(blocks - 1 - pid % blocks, pid // blocks)] if pid < total else []
         elif scheduler == "paired":
             pairs = (blocks + 1) // 2
-            for trip in range(-(-pairs * heads // programs)):
+            for trip in range(-(-pairs * heads // programs) if rounds is None else rounds):
                 pair = trip * programs + (pid if trip % 2 == 0 else programs - 1 - pid)
                 if pair // pairs < heads:
                     short = pair % pairs
                     tiles.append((blocks - 1 - short, pair // pairs))
                     if short != blocks - 1 - short:
                         tiles.append((short, pair // pairs))
+            if rounds is not None:
+                tiles += _left_by_pairs(pid, blocks, heads, programs, rounds)
         else:
             raise ValueError(f"a persistent scheduler is persistent, longest-first or paired, got '{scheduler}'")
         yield tiles
+
+
+def _left_by_pairs(pid: int, blocks: int, heads: int, programs: int, rounds: int) -> Iterator[Tile]:
+    """What program ``pid`` gets of the tiles that so many ``rounds`` of pairs leave, those of all heads that are left in turns."""
+    first, gone = divmod(rounds * programs, (blocks + 1) // 2)
+    for turn in range(-(-blocks * (heads - first) // programs)):
+        place = turn * programs + (pid if turn % 2 == 0 else programs - 1 - pid)
+        short, head = place // (heads - first), first + place % (heads - first)
+        if short < blocks and (head > first or min(short, blocks - 1 - short) >= gone):
+            yield blocks - 1 - short, head
 
 
 def greedy_makespan(order: Iterator[int], cost: Callable[[int], float], slots: int) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
-from tilecast.model.chip.dealing import launched
+from tilecast.model.chip.dealing import launched, rounds_of_pairs
 from tilecast.model.compiled.code import CodeError, KernelCode
 from tilecast.model.compiled.costs import mma_cycles, warp_costs
 from tilecast.model.compiled.counts import Tile, greedy_makespan, hopper_counts, program_tiles, triton_counts
@@ -246,10 +246,11 @@ def _hopper(
 ) -> CompiledForecast:
     sms = int(machine["chip.sm_count"])
     blocks, heads = -(-work.seqlen_q // (64 * variant.warpgroups)), work.batch * work.heads_q
-    scheduler = launched(variant.family, variant.scheduler, work, 64 * variant.warpgroups, variant.tile_n, sms)
+    asked = variant.family, variant.scheduler, work, 64 * variant.warpgroups, variant.tile_n, sms
+    scheduler, rounds = launched(*asked), rounds_of_pairs(*asked)
     cold = scheduler == "grid"
     one_head = list(range(blocks)) if work.mask == "none" else list(reversed(range(blocks)))  # the longest first
-    moved = _hopper_traffic(work, scheduler, 64 * variant.warpgroups, sms, machine["l2.bytes"])
+    moved = _hopper_traffic(work, scheduler, 64 * variant.warpgroups, sms, machine["l2.bytes"], rounds)
     share = round(moved.missed_share, 1)  # tiles are simulated once for shares this close
 
     counts = [hopper_counts(work, block, variant.warpgroups, variant.tile_n) for block in range(blocks)]
@@ -261,7 +262,7 @@ def _hopper(
         span = greedy_makespan(iter(one_head * heads), by_block.__getitem__, sms) - turnaround + start
         mean = min(span, sum(by_block) * heads / sms)
     else:
-        longest, weight, all_weights = _longest(work, scheduler, variant.warpgroups, variant.tile_n, sms)
+        longest, weight, all_weights = _longest(work, scheduler, variant.warpgroups, variant.tile_n, sms, rounds)
         span = start + _hopper_program(code, variant, machine, [counts[block] for block in longest], mhz, share)
         mean = min(span, span * all_weights / (sms * weight))
     shape, _ = _shape_of(hopper_counts(work, blocks // 2, variant.warpgroups, variant.tile_n))
@@ -270,7 +271,9 @@ def _hopper(
 
 
 @lru_cache(maxsize=1024)
-def _hopper_traffic(work: Workload, scheduler: str, rows: int, sms: int, l2_bytes: float) -> Traffic:
+def _hopper_traffic(
+    work: Workload, scheduler: str, rows: int, sms: int, l2_bytes: float, rounds: int | None
+) -> Traffic:
     """What a launch of tiles of ``rows`` rows moves."""
     blocks, heads = -(-work.seqlen_q // rows), work.batch * work.heads_q
     if scheduler == "grid":
@@ -278,32 +281,34 @@ def _hopper_traffic(work: Workload, scheduler: str, rows: int, sms: int, l2_byte
         order = list(one_head)
         waves = _waves([(b, h) for h in range(heads) for b in order], sms)
     else:
-        waves = _turns(scheduler, blocks, heads, min(sms, blocks * heads))
+        waves = _turns(scheduler, blocks, heads, min(sms, blocks * heads), rounds)
     return memory_traffic(work, waves, rows, l2_bytes)
 
 
 @lru_cache(maxsize=1024)
-def _longest(work: Workload, scheduler: str, warpgroups: int, keys: int, sms: int) -> tuple[tuple[int, ...], int, int]:
+def _longest(
+    work: Workload, scheduler: str, warpgroups: int, keys: int, sms: int, rounds: int | None
+) -> tuple[tuple[int, ...], int, int]:
     """Query blocks of the longest persistent program, in order; its weight, and that of all programs.
 
     Programs differ in their blocks and tiles; a tile's start and end weigh about as much as a block.
     """
     blocks, heads = -(-work.seqlen_q // (64 * warpgroups)), work.batch * work.heads_q
     by_block = [_blocks(hopper_counts(work, block, warpgroups, keys)) for block in range(blocks)]
-    queues = _queues(scheduler, blocks, heads, min(sms, blocks * heads))
+    queues = _queues(scheduler, blocks, heads, min(sms, blocks * heads), rounds)
     lengths = [(sum([by_block[block] for block, _ in tiles]), len(tiles)) for tiles in queues]
     longest = queues[lengths.index(max(lengths))]
     return tuple(block for block, _ in longest), sum(max(lengths)), sum(map(sum, lengths))
 
 
 @lru_cache(maxsize=64)
-def _queues(scheduler: str, blocks: int, heads: int, programs: int) -> list[list[Tile]]:
-    return list(program_tiles(scheduler, blocks, heads, programs))
+def _queues(scheduler: str, blocks: int, heads: int, programs: int, rounds: int | None = None) -> list[list[Tile]]:
+    return list(program_tiles(scheduler, blocks, heads, programs, rounds))
 
 
-def _turns(scheduler: str, blocks: int, heads: int, programs: int) -> list[Sequence[Tile]]:
+def _turns(scheduler: str, blocks: int, heads: int, programs: int, rounds: int | None = None) -> list[Sequence[Tile]]:
     """The n-th tiles of all persistent programs, for every n."""
-    queues = _queues(scheduler, blocks, heads, programs)
+    queues = _queues(scheduler, blocks, heads, programs, rounds)
     return [[queue[n] for queue in queues if n < len(queue)] for n in range(max(map(len, queues)))]
 
 

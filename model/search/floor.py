@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilecast.model.chip.dealing import Dealing, dealing, launched
+from tilecast.model.chip.dealing import Dealing, dealt
 from tilecast.model.chip.evaluate import launch_activity
 from tilecast.model.chip.launch import (
     edge_memory_cycles,
@@ -189,8 +189,8 @@ class Floors:
         deal = self._deals.get((scheduler, number))
         if deal is None:
             t = self.launches.tilings[number]
-            run = launched(self.family, scheduler, self.workload, t.rows, t.keys, t.slots)
-            deal = self._deals[scheduler, number] = dealing(self.family, run)
+            deal = dealt(self.family, scheduler, self.workload, t.rows, t.keys, t.slots)
+            self._deals[scheduler, number] = deal
         return deal
 
     def _on_average(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tilecast.codegen.generate import generate
 from tilecast.codegen.shipping.ship import KERNELS, read_e4m3_list
+from tilecast.model.compiled.counts import program_tiles
 from tilecast.model.families import find_family, legality, parse_variant, writable
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
 from tilecast.model.kernel.workload import Workload
@@ -43,6 +47,61 @@ def test_other_variants_compute_attention(variant: str, mask: str, tmp_path: Pat
     file = tmp_path / "kernel.py"
     file.write_text(generate(work, H200, find_family("fa3"), parse_variant(f"family=fa3,{variant}")).source)
     judge(file, work, 150, 300, (2, 1), "random", machine="h200")
+
+
+def test_every_tile_comes_once_however_many_rounds_are_pairs() -> None:
+    """`work_tile` of a file that ships, its lines run for all programs at once: heads, query blocks, programs, all rounds of pairs there are."""
+    source = (KERNELS / "generated" / "hopper_fp8_d128_causal.py").read_text()
+    body = source[source.index("def work_tile(") :]
+    dealt: dict[str, object] = {"own_copy": lambda x: x, "TILE_M": 1}
+    dealt["gl"] = gl = SimpleNamespace(where=np.where, minimum=np.minimum)
+    exec(body[: body.index("\n\n\n")], dealt)
+
+    def tiles(heads_q: int, batch: int, blocks: int, programs: int, turns: int, pair_turns: int) -> list[list[tuple[int, int]]]:  # fmt: skip
+        """Of each program its (query block, head) in order."""
+        problem = SimpleNamespace(
+            query_blocks=blocks, heads=heads_q * batch, heads_q=heads_q, turns=turns, pair_turns=pair_turns
+        )
+        gl.program_id, gl.num_programs = lambda _axis: np.arange(programs), lambda _axis: programs
+        found: list[list[tuple[int, int]]] = [[] for _ in range(programs)]
+        for turn in range(turns):
+            given = dealt["work_tile"](problem, turn)  # type: ignore[operator]
+            b, h, row, there = (np.broadcast_to(x, programs) for x in given)
+            for pid in np.flatnonzero(there):
+                found[pid].append((int(row[pid]), int(b[pid] * heads_q + h[pid])))
+        return found
+
+    for heads_q, batch, blocks, programs in itertools.product(
+        (1, 2, 3, 5), (1, 2, 3), range(1, 8), (1, 2, 3, 4, 7, 12)
+    ):
+        heads, pairs = heads_q * batch, (blocks + 1) // 2
+        shape, everything = (heads_q, batch, blocks), sorted(itertools.product(range(blocks), range(heads)))
+        trips = -(-pairs * heads // programs)
+        dealings = {
+            "paired": (programs, 2 * trips, 2 * trips),
+            "longest-first": (programs, -(-blocks * heads // programs) | 1, 0),
+        }
+        for scheduler, (some, turns, pair_turns) in dealings.items():
+            if turns > 1:
+                given = tiles(*shape, some, turns, pair_turns)
+                whole = (
+                    scheduler == "longest-first" or blocks * heads > programs
+                )  # else the forecast has a program to each
+                assert not whole or given == list(program_tiles(scheduler, blocks, heads, programs)), (shape, scheduler)
+                assert sorted(itertools.chain(*given)) == everything, (shape, scheduler)
+        assert sorted(itertools.chain(*tiles(*shape, blocks * heads, 1, 0))) == everything
+        for rounds in range((pairs * heads - 1) // programs + 1):
+            left = heads - rounds * programs // pairs
+            given = tiles(*shape, programs, 2 * rounds - -blocks * left // programs, 2 * rounds)
+            if 2 * rounds - -blocks * left // programs == 1:
+                continue  # one turn is a program to each tile
+            assert sorted(itertools.chain(*given)) == everything, (shape, programs, rounds)
+            if blocks * heads > programs:
+                assert given == list(program_tiles("paired", blocks, heads, programs, rounds)), (
+                    shape,
+                    programs,
+                    rounds,
+                )
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])

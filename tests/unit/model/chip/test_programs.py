@@ -4,15 +4,19 @@ ask for it."""
 from __future__ import annotations
 
 import heapq
+import itertools
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilecast.codegen.generate import generate
-from tilecast.model.chip.dealing import in_pairs, launched
-from tilecast.model.chip.launch import run_chip
-from tilecast.model.chip.programs import most_keys, sms_abreast, soonest_launch, start_keys
+from tilecast.model.chip.dealing import dealing, dealt, in_pairs, launched, rounds_of_pairs
+from tilecast.model.chip.launch import makespan_cycles, run_chip
+from tilecast.model.chip.programs import finer_launch, most_keys, sms_abreast, soonest_launch, start_keys
+from tilecast.model.chip.tiles import head_tiles
 from tilecast.model.compiled.counts import key_blocks, program_tiles
 from tilecast.model.families import build_pipeline, find_family
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
@@ -104,6 +108,57 @@ def test_the_launch_that_is_over_first(
     kind = "grid" if turns == 1 else "longest-first" if turns % 2 else "paired"
     assert launches[kind] == (most, programs, turns)
     assert most == min(keys for keys, _, _ in launches.values())
+
+
+@settings(max_examples=300)
+@given(
+    st.integers(1, 900), st.integers(1, 900), st.integers(1, 12), st.integers(1, 4), st.integers(1, 24),
+    st.sampled_from((64, 128, 192)), st.sampled_from((32, 64, 128)), st.integers(0, 300), st.integers(0, 5000), st.integers(1, 9),
+)  # fmt: skip
+def test_pairs_of_the_first_heads_and_then_tiles(
+    seqlen_q: int, seqlen_k: int, heads_kv: int, group: int, sms: int, rows: int, keys: int, start: int, kept: int, abreast: int
+) -> None:  # fmt: skip
+    heads = heads_kv * group
+    asked = (seqlen_q, seqlen_k, heads, heads_kv, sms, rows, keys, start, kept, abreast)
+    most, programs, turns, pair_turns = finer_launch(*asked)
+    base = soonest_launch(*asked)
+    if base[2] % 2:
+        assert (most, programs, turns, pair_turns) == (*base, 0)
+        return
+    if turns == pair_turns:
+        assert (most, programs, turns) == base
+        return
+    assert programs == sms and pair_turns % 2 == 0 and most <= base[0] - base[0] // 100
+    work = Workload(1, heads, heads_kv, seqlen_q, seqlen_k, 64, mask="causal")
+    blocks, rounds = -(-seqlen_q // rows), pair_turns // 2
+    length = [keys + keys * key_blocks(work, block * rows, rows, keys)[1] for block in range(blocks)]
+    shared = list(program_tiles("paired", blocks, heads, sms, rounds))
+    assert sorted(itertools.chain(*shared)) == sorted(itertools.product(range(blocks), range(heads)))
+    assert max(map(len, shared)) <= turns
+    assert max(sum(length[block] for block, _ in tiles) for tiles in shared) == most
+    # What heads that are left read stays in L2, or few of them share all SMs.
+    left = heads_kv - rounds * sms // ((blocks + 1) // 2) // group
+    assert left * seqlen_k <= kept or abreast * left <= sms
+    # The makespan of tiles that take as long as their keys.
+    tiles = head_tiles(work, rows, keys)
+    deal = replace(dealing("fa3", "paired"), rounds=rounds)
+    (found,) = makespan_cycles(np.array([length], dtype=float), tiles, heads, sms, deal)
+    assert found == most or len(set(length)) == 1
+
+
+def test_8_bit_kernels_deal_so_where_l2_does_not_keep_all_heads() -> None:
+    short = Workload(4, 16, 16, 4096, 4096, 128, mask="causal", dtype="fp8")
+    asked = ("fa3", "paired", short, 128, 128, SMS)
+    assert launched(*asked) == "paired" and rounds_of_pairs(*asked) == dealt(*asked).rounds == 4
+    long = replace(short, batch=1, seqlen_q=16384, seqlen_k=16384)
+    asked = ("fa3", "paired", long, 128, 128, SMS)
+    assert launched(*asked) == "longest-first" and rounds_of_pairs(*asked) is None
+    assert rounds_of_pairs("fa3", "paired", replace(short, dtype="bf16"), 128, 128, SMS) is None
+    spans = [
+        run_chip(short, v, build_pipeline(short, v, H200), H200)
+        for v in (Fa3Variant(tile_n=128, kv_stages=3, q_stages=2, overlap=False, rescale="always", scheduler="paired"),)
+    ]
+    assert all(run.makespan_cycles < 1.02 * run.mean_cycles for run in spans)
 
 
 def test_files_ask_the_same_function() -> None:
