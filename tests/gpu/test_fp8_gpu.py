@@ -131,6 +131,20 @@ def test_operator_is_compiled_and_refuses_gradients() -> None:
         tilecast.attention(q.requires_grad_(), k, v)
 
 
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("heads,heads_kv,rows,keys", [(8, 8, 2048, 2048), (6, 2, 1900, 2100), (5, 5, 1000, 777)])
+def test_a_sequence_has_the_same_bits_however_its_launch_deals_tiles(dim, heads, heads_kv, rows, keys) -> None:
+    """Alone its tiles have a program each or come the longest first; many of it come in pairs, the last heads of them tile by tile."""
+    batch = 24
+    q = draw(batch, heads, rows, dim, 0).to(E4M3)
+    k, v = (draw(batch, heads_kv, keys, dim, seed).to(E4M3) for seed in (1, 2))
+    out, lse = tilecast.attention(q, k, v, causal=True, return_lse=True)
+    for one in (0, 11, 20, 21, 22, 23):
+        alone = slice(one, one + 1)
+        mine, mine_lse = tilecast.attention(q[alone], k[alone], v[alone], causal=True, return_lse=True)
+        assert torch.equal(out[alone], mine) and torch.equal(lse[alone], mine_lse)
+
+
 # --- quantising before --------------------------------------------------------------------------------------------------
 
 
@@ -175,17 +189,3 @@ def test_quantising_is_compiled() -> None:
     assert all(
         torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(plain[:3], compiled[:3], strict=True)
     )
-
-
-@pytest.mark.parametrize("dim", DIMS)
-@pytest.mark.parametrize("heads,heads_kv,rows,keys", [(8, 8, 2048, 2048), (6, 2, 1900, 2100), (5, 5, 1000, 777)])
-def test_a_sequence_has_the_same_bits_however_its_launch_deals_tiles(dim, heads, heads_kv, rows, keys) -> None:
-    """Alone its tiles have a program each or come the longest first; many of it come in pairs, the last heads of them tile by tile."""
-    batch = 24
-    q = draw(batch, heads, rows, dim, 0).to(E4M3)
-    k, v = (draw(batch, heads_kv, keys, dim, seed).to(E4M3) for seed in (1, 2))
-    out, lse = tilecast.attention(q, k, v, causal=True, return_lse=True)
-    for one in (0, 11, 20, 21, 22, 23):
-        alone = slice(one, one + 1)
-        mine, mine_lse = tilecast.attention(q[alone], k[alone], v[alone], causal=True, return_lse=True)
-        assert torch.equal(out[alone], mine) and torch.equal(lse[alone], mine_lse)
