@@ -240,9 +240,7 @@ def compile_kernel(
     """
     found = compile_kernels(path, target, dtype, with_lse, shape)
     # Before e4m3 attention a kernel brings V into the matrix unit's order, and behind products of parts of k, or of keys, one adds these up.
-    found = tuple(
-        kernel for kernel in found if kernel.name not in ("prepare", "prepare_tiles", "merge", "attention_join")
-    )
+    found = tuple(kernel for kernel in found if kernel.name not in ("prepare", "merge", "attention_join"))
     if len(found) != 1:
         names = ", ".join(kernel.name for kernel in found)
         raise CompileError(f"{path}: expected launch to start one kernel, it started {len(found)}: {names}")

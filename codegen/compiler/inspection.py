@@ -103,7 +103,7 @@ def compile_binary(
     """A generated kernel compiled for ``target``, its machine code as that of any binary, and its header; CompileError."""
     header = load_source(path).TILECAST
     # Before e4m3 attention a kernel brings V into the matrix unit's order.
-    found = [one for one in compile_kernels(path, target, dtype) if not one.name.startswith("prepare")]
+    found = [one for one in compile_kernels(path, target, dtype) if one.name != "prepare"]
     compiled = one_of(found, str(path), kernel)
     return compiled, from_cubin(compiled.cubin, str(path), target, compiled.name), header
 

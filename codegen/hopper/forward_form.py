@@ -131,7 +131,7 @@ class HopperForm(GluonKernel):
         lines += WINDOW_STATEMENTS if self.mask == "window" else ()
         lines += ["query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch * heads_q"]
         if self.scheduler == "grid":
-            lines += [*((SMS_STATEMENT,) if self.fp8 else ()), "programs = query_blocks * heads"]
+            lines += ["programs = query_blocks * heads"]
         elif self.launch_of:
             lines += [
                 SMS_STATEMENT,

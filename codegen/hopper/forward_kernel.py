@@ -377,16 +377,6 @@ statistics = Statistics(row_max, partial_sums(p), reference{", gl.full([ROWS], 1
         return self.promoted and self.o_pieces > 1
 
     @property
-    def prepare_stages(self) -> int:
-        """Pieces of 128 keys and up to 128 columns that a program of e4m3's first launch has on their way."""
-        return 4 if self.head_dim_v >= 128 else 8
-
-    @property
-    def prepare_programs(self) -> int:
-        """Its programs to an SM."""
-        return 2
-
-    @property
     def octaves(self) -> int:
         """Power of two that exponentials reach in e4m3: 8, less what a row may outgrow its reference by."""
         return e4m3.OCTAVES - (int(self.rescale_threshold) if self.rescale == "conditional" else 0)

@@ -111,8 +111,6 @@ class Shared:
         self._division, self._copy_cells = division, copy_cells
         #: Whether it is seen as another type than it was allocated as: loads and products take the bits of any.
         self.any_type = False
-        #: Bits of an element of the allocation then, which stores leave there: what was allocated may read them.
-        self._own_bits: int | None = None
         #: Whether its first dimension is one that the layout leaves out.
         self.has_slots = False
         #: The allocation that it is a view of, by its first cell.
@@ -145,7 +143,7 @@ class Shared:
         """Some of the memory, seen otherwise."""
         layout = self.layout if layout is None else layout
         made = Shared(self.program, a, cells, self.name, layout, self._division, self._copy_cells)
-        made.any_type, made.memory, made._own_bits = self.any_type, self.memory, self._own_bits
+        made.any_type, made.memory = self.any_type, self.memory
         return made
 
     def index(self, i: Any) -> Shared:
@@ -213,7 +211,7 @@ class Shared:
         flat = self.a.reshape(-1).view(np.uint8)[:size].view(kind.numpy).reshape(new)
         octets = np.repeat(self.by_element().reshape(-1), self.dtype.bits // 8)[:size]
         made = self._in_place(flat, octets[:: kind.bits // 8].reshape(new), new, to)
-        made.any_type, made._own_bits = True, self._own_bits or self.dtype.bits
+        made.any_type = True
         return made
 
     _reinterpret = reinterpret
@@ -368,7 +366,7 @@ class Shared:
         if program.session.watcher is not None:
             program.session.watcher.stored(self.name, program.session.calls())
         for access, cells in self._reached(writes=True):
-            program.smem.write(cells, access, self._own_bits or self.dtype.bits, changes)
+            program.smem.write(cells, access, self.dtype.bits, changes)
         self.put(value.a)
 
     def _one_slot(self) -> None:

@@ -181,11 +181,14 @@ class Language(Products):
         made = elementwise_or_none(text, outputs, size, given, dtype)
         if made is None:
             arrays = np.broadcast_arrays(*given)
-            # Registers of a group as rows; narrow neighbours share one.
-            groups = [np.ascontiguousarray(a).reshape(-1, size) for a in arrays]
-            registers = [ptx.in_registers(group).T for group in groups]
+            # Registers of a group as rows.
+            registers = [np.ascontiguousarray(a).reshape(-1, size).T for a in arrays]
             results = ptx.run(text, registers, outputs, number, lasting)
-            made = np.stack(results, 1).view(dtype.numpy).reshape(arrays[0].shape)
+            columns = [result.view(dtype.numpy) for result in results]
+            made = np.empty((len(columns[0]), outputs), dtype.numpy)
+            for place, column in enumerate(columns):
+                made[:, place] = column
+            made = made.reshape(arrays[0].shape)
         out_tensor = Tensor(self.session, made, layout)
         shape = out_tensor.a.shape
         needs = tuple([a.made for a in args if isinstance(a, Tensor)])

@@ -143,18 +143,6 @@ def _halves(low: Any, high: Any) -> Any:
     return low & 0xFFFF | high << 16
 
 
-def _bytes_of(low: Any, high: Any, selector: Any) -> Any:
-    """prmt: four of the eight bytes of two registers, each by its number in four bits of a third."""
-    out = np.zeros_like(low)
-    for place in range(4):
-        number = selector >> 4 * place
-        chosen = np.where(number & 4, high, low) >> 8 * (number & 3) & 0xFF
-        # A number with its fourth bit set stands for the byte's sign, eight times.
-        chosen = np.where(number & 8, (chosen >> 7) * 0xFF, chosen)
-        out |= (chosen << 8 * place).astype(np.uint32)
-    return out
-
-
 #: Integer operations of one 32-bit result.
 _PLAIN: dict[str, Callable[..., Any]] = {
     "shl.b32": lambda a, n: a << n,
@@ -164,7 +152,6 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "sub.s32": lambda a, b: a - b,
     "and.b32": lambda a, b: a & b,
     "or.b32": lambda a, b: a | b,
-    "prmt.b32": _bytes_of,
     "setp.gt.f32": _above,
     "setp.gt.or.f32": _above,
     "setp.gt.and.f32": _above_and,
@@ -270,12 +257,6 @@ def instructions(text: str) -> dict[str, float]:
             pipe = f"{statement.pipe}2" if statement.packed else statement.pipe
             out[pipe] = out.get(pipe, 0.0) + 1.0
     return out
-
-
-def in_registers(groups: Any) -> Any:
-    """Groups of neighbours, one a row, as 32-bit registers: elements of 8 or 16 bits share one, the first in its lowest bits."""
-    narrow = groups.dtype.itemsize < 4 and groups.shape[1] * groups.dtype.itemsize % 4 == 0
-    return groups.view(np.uint32) if narrow else groups
 
 
 class _Registers:

@@ -35,9 +35,6 @@ KV_STAGES = gl.constexpr(2)
 Q_STAGES = gl.constexpr(1)
 LN2 = gl.constexpr(0.6931471805599453)
 LOG2E = 1.4426950408889634
-store_tile = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global  # the same
-meet = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # the same
-REINTERPRET_IS_PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))  # not in Triton 3.6
 E4M3 = gl.float8e4nv
 LIFT = gl.constexpr(-8.0)  # exponentials end at 2^8: e4m3 reaches from 2^-9 to 448
 FACTORS = gl.constexpr(2)  # numbers that a key head is descaled by: of scores, of V
@@ -610,112 +607,8 @@ def launch_of(batch, heads_q, heads_kv, seqlen_q, seqlen_k, sms):
 
 
 # -- V as the matrix unit wants it -----------------------------------------------------------------------------------------
-KEYS = gl.constexpr(128)  # keys of a piece
-COLUMNS = gl.constexpr(128)  # columns of a piece that the copy engine brings
-STAGES = gl.constexpr(4)  # pieces on their way
-PREPARE_WARPS, PREPARE_PROGRAMS = 4, 2  # of a program; of an SM
-
-
-@gluon.jit
-def store_factors(
-    factors,
-    q_descale,
-    k_descale,
-    v_descale,
-    q_step_b,
-    q_step_h,
-    k_step_b,
-    k_step_h,
-    v_step_b,
-    v_step_h,
-    batch,
-    head,
-    heads,
-):
-    """What scores and V of a key head are multiplied by."""
-    scores, values = gl.to_tensor(1.0), gl.to_tensor(1.0)
-    if q_descale is not None:
-        scores *= gl.load(q_descale + batch * q_step_b + head * q_step_h)
-    if k_descale is not None:
-        scores *= gl.load(k_descale + batch * k_step_b + head * k_step_h)
-    if v_descale is not None:
-        values *= gl.load(v_descale + batch * v_step_b + head * v_step_h)
-    place = (batch * heads + head) * FACTORS
-    gl.store(factors + place, scores)
-    gl.store(factors + place + 1, values)
-
-
-@gluon.jit
-def piece_at(piece, blocks, heads):
-    """(batch, head, first key, first column) of a piece of V; head by head."""
-    column, block = piece % (HEAD_DIM_V // COLUMNS), piece // (HEAD_DIM_V // COLUMNS)
-    head = block // blocks
-    return head // heads, head % heads, block % blocks * KEYS, column * COLUMNS
-
-
-@gluon.jit
-def bring(v_desc, raw, full, i, blocks, heads, pieces):
-    """Copy this program's i-th piece, if there is one."""
-    piece = gl.program_id(0) + i * gl.num_programs(0)
-    batch, head, key, column = piece_at(piece, blocks, heads)
-    mbarrier.expect(full.index(i % STAGES), v_desc.block_type.nbytes, pred=piece < pieces)
-    copy_tile(v_desc, [batch, head, key, column], full.index(i % STAGES), raw.index(i % STAGES), pred=piece < pieces)
-
-
-@gluon.constexpr_function
-def turned_pairs():
-    """Of 32 keys, neighbouring columns in pairs: what ldmatrix gives that turns squares of 8 x 8 pairs."""
-    high = [[1 << bit if 1 << bit < COLUMNS.value // 2 else 0, 0] for bit in range(3, 6)]
-    registers, lanes = [[0, 1], [0, 8], [0, 16], *high[2:]], [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, high[:2], [], [COLUMNS.value // 2, 32])
-
-
-@gluon.jit(do_not_specialize=["blocks", "heads", "pieces"])
-def prepare_tiles(v_desc, t_desc, factors, q_descale, k_descale, v_descale, q_step_b, q_step_h, k_step_b, k_step_h, v_step_b,
-                  v_step_h, blocks, heads, pieces):  # fmt: skip
-    """`prepare` of V whose rows the copy engine takes: programs that stay, with pieces on their way while others are turned.
-
-    Every 8 rows of 16 bytes come turned from shared memory, two columns to a register, which prmt parts: four keys of a column to a
-    word, in the order of `prepare`.
-    """
-    pid, programs = gl.program_id(0), gl.num_programs(0)
-    raw = gl.allocate_shared_memory(E4M3, [STAGES] + v_desc.block_type.shape, v_desc.layout)
-    turned = gl.allocate_shared_memory(E4M3, [2] + t_desc.block_type.shape, t_desc.layout)
-    full = barriers(STAGES, 1)
-    fence_async_shared()
-    for i in gl.static_range(STAGES):
-        bring(v_desc, raw, full, i, blocks, heads, pieces)
-    for line in range(pid, pieces // (blocks * (HEAD_DIM_V // COLUMNS)), programs):
-        store_factors(factors, q_descale, k_descale, v_descale, q_step_b, q_step_h, k_step_b, k_step_h, v_step_b, v_step_h,
-                      line // heads, line % heads, heads)  # fmt: skip
-    layout: gl.constexpr = turned_pairs()
-    pairs_layout: gl.constexpr = gl.NVMMASharedLayout(COLUMNS, 16, 2)
-    words_layout: gl.constexpr = gl.NVMMASharedLayout(KEYS, 16, 2)
-    for i in range(gl.cdiv(pieces - pid, programs)):
-        wait_for = full.index(i % STAGES)
-        mbarrier.wait(wait_for, i // STAGES & 1)
-        tma.store_wait(1)
-        piece, words = raw.index(i % STAGES), turned.index(i % 2)
-        piece = (piece.reinterpret if REINTERPRET_IS_PUBLIC else piece._reinterpret)(
-            gl.int16, [KEYS, COLUMNS // 2], pairs_layout
-        )
-        words = (words.reinterpret if REINTERPRET_IS_PUBLIC else words._reinterpret)(
-            gl.int16, [COLUMNS, KEYS // 2], words_layout
-        )
-        for step in gl.static_range(KEYS // 32):
-            pairs = piece.slice(32 * step, 32).permute((1, 0)).load(layout)
-            pairs = gl.permute(gl.reshape(pairs, [COLUMNS // 2, 2, 2, 4, 2]), (0, 1, 3, 2, 4))
-            keys = gl.inline_asm_elementwise(
-                "prmt.b32 $0, $2, $3, 0x6420; prmt.b32 $1, $2, $3, 0x7531;",
-                "=r,=r,r,r", [pairs], dtype=gl.int16, is_pure=True, pack=4,
-            )  # fmt: skip
-            words.slice(16 * step, 16, 1).store(gl.reshape(gl.permute(keys, (0, 3, 1, 2, 4)), [COLUMNS, 16]))
-        fence_async_shared()
-        meet()
-        batch, head, key, column = piece_at(pid + i * programs, blocks, heads)
-        store_tile(t_desc, [batch, head, column, key], turned.index(i % 2))
-        bring(v_desc, raw, full, i + STAGES, blocks, heads, pieces)
-    tma.store_wait(0)
+KEYS = gl.constexpr(128)  # keys of a program of `prepare`
+PREPARE_WARPS = 4
 
 
 @gluon.jit(do_not_specialize=["seqlen_k"])
@@ -744,8 +637,16 @@ def prepare(v, v_t, factors, q_descale, k_descale, v_descale, q_step_b, q_step_h
     places = block * KEYS + gl.arange(0, KEYS, layout=gl.SliceLayout(0, target))
     gl.store(v_t + (lines * padded)[:, None] + places[None, :], tile.to(E4M3, bitcast=True))
     if block == 0:
-        store_factors(factors, q_descale, k_descale, v_descale, q_step_b, q_step_h, k_step_b, k_step_h, v_step_b, v_step_h,
-                      batch, head, heads)  # fmt: skip
+        scores, values = gl.to_tensor(1.0), gl.to_tensor(1.0)
+        if q_descale is not None:
+            scores *= gl.load(q_descale + batch * q_step_b + head * q_step_h)
+        if k_descale is not None:
+            scores *= gl.load(k_descale + batch * k_step_b + head * k_step_h)
+        if v_descale is not None:
+            values *= gl.load(v_descale + batch * v_step_b + head * v_step_h)
+        place = (batch * heads + head) * FACTORS
+        gl.store(factors + place, scores)
+        gl.store(factors + place + 1, values)
 
 
 def workspaces(v):
@@ -766,11 +667,6 @@ def steps_of(factor, name, batch, heads):
             f"{name}: expected float32 with 1 or {(batch, heads)} elements, got {factor.dtype} {tuple(factor.shape)}"
         )
     return factor.stride() if len(factor.shape) == 2 else (0, 0)
-
-
-def descriptor(x, block):
-    """A tensor as the copy engine takes it, in boxes."""
-    return TensorDescriptor.from_tensor(x, block, gl.NVMMASharedLayout.get_default_for(block, E4M3))
 
 
 def plan(q, k, v, out, lse, q_descale, k_descale, v_descale, v_t, factors, window_left, window_right):
@@ -804,18 +700,13 @@ def plan(q, k, v, out, lse, q_descale, k_descale, v_descale, v_t, factors, windo
     _, programs, turns, pair_turns = launch_of(batch, heads_q, heads_kv, seqlen_q, seqlen_k, sms)
     sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, query_blocks, heads, turns, pair_turns, factors)
     boxes = ((q, [1, 1, ROWS.value, 256]), (k, [1, 1, TILE_N.value, 256]), (v_t, [1, 1, 256, TILE_N.value]))
-    descriptors = [descriptor(x, block) for x, block in boxes]
-    blocks, descales = v_t.shape[3] // KEYS.value, (factors, q_descale, k_descale, v_descale, *steps)
-    if v.stride(3) == 1 and all(n > 0 and n % 16 == 0 for n in v.stride()[:3]) and v.data_ptr() % 16 == 0:
-        made = descriptor(v, [1, 1, KEYS.value, COLUMNS.value]), descriptor(v_t, [1, 1, COLUMNS.value, KEYS.value])
-        pieces = batch * heads_kv * blocks * (256 // COLUMNS.value)
-        programs_before = min(PREPARE_PROGRAMS * sms, pieces)
-        before = (prepare_tiles, (programs_before, 1, 1), (*made, *descales, blocks, heads_kv, pieces))
-    else:
-        strided = (*v.stride(), seqlen_k, v_t.shape[3], v.stride(2) == 1)
-        before = (prepare, (blocks, heads_kv, batch), (v, v_t, *descales, *strided))
+    descriptors = [
+        TensorDescriptor.from_tensor(x, block, gl.NVMMASharedLayout.get_default_for(block, E4M3)) for x, block in boxes
+    ]
+    padded = v_t.shape[3]
+    before = (v, v_t, factors, q_descale, k_descale, v_descale, *steps, *v.stride(), seqlen_k, padded, v.stride(2) == 1)
     return (
-        before,
+        (prepare, (padded // KEYS.value, heads_kv, batch), before),
         (attention, (programs, 1, 1), (*descriptors, out, lse, *(n // 8 for n in out.stride()[:3]), *sizes)),
     )
 

@@ -87,29 +87,6 @@ gl.store(c + places(16, 32), slot.reshape([4, 8, 4, 4]).permute([1, 0, 2, 3]).re
     assert (turned == x.reshape(4, 8, 4, 4).transpose(1, 0, 2, 3).reshape(16, 32)).all()
 
 
-def test_bytes_are_turned_in_pairs(tmp_path: Path) -> None:
-    """Rows of bytes seen as pairs, turned, parted by byte and stored as pairs again, are bytes to whoever reads the memory as it is."""
-    x, out = np.random.default_rng(0).integers(0, 256, (32, 128), np.uint8), np.zeros((128, 32), np.uint8)
-    body = """
-raw = gl.allocate_shared_memory(gl.uint8, [32, 128], gl.NVMMASharedLayout(128, 8, 2))
-turned = gl.allocate_shared_memory(gl.uint8, [128, 32], gl.NVMMASharedLayout(32, 8, 2))
-raw.store(gl.load(a + places(32, 128)))
-PAIRS: gl.constexpr = gl.DistributedLinearLayout(
-    [[0, 1], [0, 8], [0, 16], [32, 0]], [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]], [[8, 0], [16, 0]], [], [64, 32])
-pairs = raw.reinterpret(gl.int16, [32, 64], gl.NVMMASharedLayout(128, 16, 2)).permute((1, 0)).load(PAIRS)
-pairs = gl.permute(gl.reshape(pairs, [64, 2, 2, 4, 2]), (0, 1, 3, 2, 4))
-parted = gl.inline_asm_elementwise("prmt.b32 $0, $2, $3, 0x6420; prmt.b32 $1, $2, $3, 0x7531;", "=r,=r,r,r", [pairs],
-                                   dtype=gl.int16, is_pure=True, pack=4)
-parted = gl.reshape(gl.permute(parted, (0, 3, 1, 2, 4)), [128, 16])
-turned.reinterpret(gl.int16, [128, 16], gl.NVMMASharedLayout(32, 16, 2)).store(parted)
-gl.barrier()
-gl.store(b + places(128, 32), turned.load(WIDE))
-"""
-    launch(tmp_path, body, x, out)
-    # Of sixteen rows 8 a + 2 c + b comes to 4 c + 2 a + b.
-    assert (out == x.reshape(2, 2, 4, 2, 128).transpose(4, 0, 2, 1, 3).reshape(128, 32)).all()
-
-
 def test_panels_are_seen_side_by_side_as_one_wide_tile(tmp_path: Path) -> None:
     """What the copy engine brought in pieces as wide as the swizzle is one operand of the tensor core."""
     x, out = np.arange(4 * 16 * 64, dtype=np.float16).reshape(4, 16, 64), np.zeros((16, 128), np.float16)

@@ -149,7 +149,7 @@ def stubbed(monkeypatch, name):
     utils = types.SimpleNamespace(get_device_properties=lambda _: {"multiprocessor_count": 132})
     runtime = types.SimpleNamespace(driver=types.SimpleNamespace(active=types.SimpleNamespace(utils=utils)))
     monkeypatch.setattr(file, "triton", types.SimpleNamespace(cdiv=file.triton.cdiv, runtime=runtime))
-    for kernel in ("prepare", "prepare_tiles", "attention"):
+    for kernel in ("prepare", "attention"):
         if hasattr(file, kernel):
             monkeypatch.setattr(file, kernel, _Stub(kernel, log))
     return file, log
@@ -161,36 +161,23 @@ def module(monkeypatch):
     return stubbed(monkeypatch, "hopper_fp8_d64_full")
 
 
-@pytest.mark.parametrize("how", ["rows", "along keys", "heads share"])
-def test_a_launcher_plans_a_shape_once_and_gives_both_kernels_this_calls_tensors(module, how) -> None:
-    """The copy engine brings V whose rows begin at multiples of 16 bytes; any other is read by loads."""
+def test_a_launcher_plans_a_shape_once_and_gives_both_kernels_this_calls_tensors(module) -> None:
     file, log = module
     launch = launching.e4m3_launcher(file)
     for number in range(2):
         q, k, v = tensors()
-        if how == "along keys":
-            v = v.mT.contiguous().mT
-        elif how == "heads share":
-            v = v[:, :1].expand_as(v)
         out, lse = torch.empty(1, 4, 30, 64, dtype=torch.bfloat16), torch.empty(1, 4, 30)
         factor = torch.full((1, 2), 2.0 + number)
         launch(q, k, v, out, lse, 0.125, -1, -1, None, factor, None)
         (first, grid, before), (second, _, after) = log[-2:]
-        if how == "rows":
-            assert (first, second, grid) == ("prepare_tiles", "attention", (2, 1, 1))
-            (given, v_t), factors = (made.base for made in before[:2]), before[2]
-            assert given is v and before[-3:] == (1, 2, 2)
-        else:
-            assert (first, second, grid) == ("prepare", "attention", (1, 2, 1))
-            v_t, factors = before[1:3]
-            assert before[0] is v
-        assert before[3:6] == (None, factor, None)
+        assert (first, second, grid) == ("prepare", "attention", (1, 2, 1))
+        v_t, factors = before[1:3]
+        assert before[0] is v and before[3:6] == (None, factor, None)
         assert v_t.shape == (1, 2, 64, 128)
         assert all(made.base is tensor for made, tensor in zip(after[:3], (q, k, v_t), strict=True))
         assert after[3] is out and after[4] is lse and after[-2] is factors
         assert after[-1] == pytest.approx(0.125 * 1.4426950408889634)
-    used, other = (file.prepare_tiles, file.prepare) if how == "rows" else (file.prepare, file.prepare_tiles)
-    assert used.made == file.attention.made == 1 and other.made == 0
+    assert file.prepare.made == file.attention.made == 1
 
 
 def test_a_launcher_of_one_kernel_gives_it_factors_as_they_are(monkeypatch) -> None:

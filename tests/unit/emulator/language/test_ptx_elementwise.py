@@ -66,19 +66,6 @@ def test_four_numbers_to_a_word() -> None:
     assert np.isnan(words[1].view(ml_dtypes.float8_e4m3fn)[2].astype(float))
 
 
-def test_bytes_of_two_registers_by_number() -> None:
-    low, high = np.array([0x83828180], np.uint32), np.array([0x07060504], np.uint32)
-    for selector, wanted in ((0x6420, 0x06048280), (0x7531, 0x07058381), (0x3210, 0x83828180), (0xFC98, 0x0000FFFF)):
-        (made,) = ptx.run(f"prmt.b32 $0, $1, $2, {selector:#06x};", [low, high], 1)
-        assert made.tolist() == [wanted], hex(selector)
-
-
-def test_narrow_neighbours_share_a_register() -> None:
-    halves = np.arange(8, dtype=np.uint16).reshape(2, 4)
-    assert ptx.in_registers(halves).tolist() == [[0x10000, 0x30002], [0x50004, 0x70006]]
-    assert ptx.in_registers(halves[:, :1]).dtype == np.uint16  # no whole register
-
-
 def test_operands_that_broadcast_are_not_spread_out_first() -> None:
     given = [values(64, 8), values(64, 1, seed=1), np.asarray(np.float32(3))]
     assert same(elementwise_or_none(FMA2, 2, 2, given, dtypes.FP32), by_registers(FMA2, 2, given))
