@@ -223,7 +223,21 @@ class HopperForm(GluonKernel):
     @property
     def uneven(self) -> bool:
         """Whether warpgroups of one CTA see different key blocks."""
-        return self.masked and self.warpgroups > 1
+        return self.masked and self.warpgroups > 1 and not self.halves
+
+    @property
+    def halves(self) -> bool:
+        """Whether causal tiles end in blocks that are counted from the diagonal by halves: long blocks in words, no shorter than two tiles."""
+        return self.mask == "causal" and self.in_words and self.tile_n >= max(256, 2 * self.tile_m)
+
+    @property
+    def hides(self) -> bool:
+        """Whether the loop's blocks may have keys that rows do not see."""
+        return self.masked and not self.halves
+
+    def keys_of(self, scores: str) -> str:
+        """How many keys a tensor of scores has."""
+        return f"{scores}.shape[1]" if self.halves else "TILE_N"
 
     @property
     def counted(self) -> bool:

@@ -110,6 +110,8 @@ class HopperKernel(HopperForm):
     @property
     def row_statements(self) -> tuple[str, ...]:
         """The rows of a warpgroup and their key blocks, past those that only later rows need."""
+        if self.halves:
+            return ("last, count, half = walk(problem, row)", "row += g * ROWS")
         own = ("row += g * ROWS", "first, end = key_blocks(problem, row, ROWS)")
         if not self.uneven:
             return own
@@ -118,6 +120,28 @@ class HopperKernel(HopperForm):
             "cta_first, cta_end = key_blocks(problem, row, TILE_M)",
             *own,
             f"n = pass_blocks(n, cta_end - end, k, v{turns})",
+        )
+
+    @property
+    def load_statements(self) -> tuple[str, ...]:
+        """The head of the load role's loop, which has ``step`` and ``key``."""
+        if self.halves:
+            return "key, count, half = walk(problem, row)", "for step in range(count + half):"
+        return (
+            "first, end = key_blocks(problem, row, TILE_M)",
+            "for step in range(end - first):",
+            "    key = (end - 1 - step) * TILE_N",
+        )
+
+    @property
+    def half_product_statements(self) -> tuple[str, ...]:
+        """`product_statements` where S is of half a block."""
+        number = "own_copy(tile.q_number)" if self.wide else "tile.q_number"
+        zero = "zero = gl.zeros([ROWS, HALF_N], gl.float32, layout=accumulator(HALF_N))"
+        keys = "keys = tile_at(tile.k, n + 1).slice(0, HALF_N).permute((1, 0))"
+        own = zero, keys, f"s = warpgroup_mma(tile_at(tile.q, {number}), keys, zero, use_acc=False, is_async=True)"
+        return tuple(
+            line for made in self.product_statements for line in (own if made.startswith("s = issue_qk(") else (made,))
         )
 
     @property
