@@ -131,6 +131,17 @@ def test_operator_is_compiled_and_refuses_gradients() -> None:
         tilecast.attention(q.requires_grad_(), k, v)
 
 
+@pytest.mark.parametrize("rows,keys", [(10240, 10240), (10300, 10433), (10500, 10450)])
+def test_long_sequences(rows, keys) -> None:
+    """Some head_dims have a file of their own from 10240 queries on; blocks are even and odd in number, whole and not."""
+    for dim in DIMS:
+        q, k, v = draw(1, 2, rows, dim, 0).to(E4M3), draw(1, 1, keys, dim, 1).to(E4M3), draw(1, 1, keys, dim, 2).to(E4M3)
+        heads = [torch.rand(1, 1, device="cuda") + 0.5 for _ in range(3)]
+        out = check(q, k, v, heads, True)
+        named = dict(zip(("q_descale", "k_descale", "v_descale"), heads, strict=True))
+        assert torch.equal(tilecast.attention(q, k, v, causal=True, **named), out)
+
+
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("heads,heads_kv,rows,keys", [(8, 8, 2048, 2048), (6, 2, 1900, 2100), (5, 5, 1000, 777)])
 def test_a_sequence_has_the_same_bits_however_its_launch_deals_tiles(dim, heads, heads_kv, rows, keys) -> None:
