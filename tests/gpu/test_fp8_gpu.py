@@ -135,7 +135,11 @@ def test_operator_is_compiled_and_refuses_gradients() -> None:
 def test_long_sequences(rows, keys) -> None:
     """Some head_dims have a file of their own from 10240 queries on; blocks are even and odd in number, whole and not."""
     for dim in DIMS:
-        q, k, v = draw(1, 2, rows, dim, 0).to(E4M3), draw(1, 1, keys, dim, 1).to(E4M3), draw(1, 1, keys, dim, 2).to(E4M3)
+        q, k, v = (
+            draw(1, 2, rows, dim, 0).to(E4M3),
+            draw(1, 1, keys, dim, 1).to(E4M3),
+            draw(1, 1, keys, dim, 2).to(E4M3),
+        )
         heads = [torch.rand(1, 1, device="cuda") + 0.5 for _ in range(3)]
         out = check(q, k, v, heads, True)
         named = dict(zip(("q_descale", "k_descale", "v_descale"), heads, strict=True))
