@@ -29,10 +29,23 @@ def key_blocks(work: Workload, row: int, rows: int, keys: int) -> tuple[int, int
     return first, -(-end // keys), first_whole, whole_end
 
 
+def ends_in_halves(work: Workload, variant: Any) -> bool:
+    """Whether a Hopper kernel counts the blocks of causal tiles from the diagonal by halves (codegen: HopperForm.halves)."""
+    promoted = work.dtype == "fp8" and variant.rescale == "always" and not variant.overlap
+    return promoted and work.mask == "causal" and variant.warpgroups < 3 and variant.tile_n >= max(256, 128 * variant.warpgroups)  # fmt: skip
+
+
 @lru_cache(maxsize=65536)
-def hopper_counts(work: Workload, block: int, warpgroups: int, keys: int) -> tuple[TileCounts, ...]:
-    """What each warpgroup does for query block ``block`` of 64 x warpgroups rows."""
+def hopper_counts(
+    work: Workload, block: int, warpgroups: int, keys: int, halves: bool = False
+) -> tuple[TileCounts, ...]:
+    """What each warpgroup does for query block ``block`` of 64 x warpgroups rows; with ``halves`` (`ends_in_halves`) the loop of edges is
+    that of half blocks."""
     tile = 64 * warpgroups
+    if halves:
+        count = key_blocks(work, block * tile, tile, keys // 2)[1]
+        half, whole = count % 2 * min(count // 2, 1), max(count // 2, 1)
+        return (TileCounts(0, half, whole - 1, 0, 0),) * warpgroups
     cta_first, cta_end, _, _ = key_blocks(work, block * tile, tile, keys)
     out = []
     for w in range(warpgroups):
@@ -57,7 +70,9 @@ def triton_counts(work: Workload, block: int, rows: int, keys: int) -> TileCount
 
 #: Family -> (workload, block of query rows, variant, warpgroups) -> what each warpgroup of a CTA does for the block.
 BLOCK_COUNTS: dict[str, Callable[[Workload, int, Any, int], tuple[TileCounts, ...]]] = {
-    "fa3": lambda work, block, variant, groups: hopper_counts(work, block, groups, variant.tile_n),
+    "fa3": lambda work, block, variant, groups: hopper_counts(
+        work, block, groups, variant.tile_n, ends_in_halves(work, variant)
+    ),
     "fa2": lambda work, block, variant, groups: (triton_counts(work, block, variant.tile_m, variant.tile_n),) * groups,
 }
 

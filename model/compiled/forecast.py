@@ -11,7 +11,14 @@ from typing import Any
 from tilecast.model.chip.dealing import launched, rounds_of_pairs
 from tilecast.model.compiled.code import CodeError, KernelCode
 from tilecast.model.compiled.costs import mma_cycles, warp_costs
-from tilecast.model.compiled.counts import Tile, greedy_makespan, hopper_counts, program_tiles, triton_counts
+from tilecast.model.compiled.counts import (
+    Tile,
+    ends_in_halves,
+    greedy_makespan,
+    hopper_counts,
+    program_tiles,
+    triton_counts,
+)
 from tilecast.model.compiled.memory import Traffic, memory_traffic
 from tilecast.model.compiled.native.kept_runs import Ends, SmFacts, kept_run, sm_facts
 from tilecast.model.compiled.native.run import run_ctas
@@ -253,7 +260,8 @@ def _hopper(
     moved = _hopper_traffic(work, scheduler, 64 * variant.warpgroups, sms, machine["l2.bytes"], rounds)
     share = round(moved.missed_share, 1)  # tiles are simulated once for shares this close
 
-    counts = [hopper_counts(work, block, variant.warpgroups, variant.tile_n) for block in range(blocks)]
+    halves = ends_in_halves(work, variant)
+    counts = [hopper_counts(work, block, variant.warpgroups, variant.tile_n, halves) for block in range(blocks)]
     costs = warp_costs(machine, mhz)
     start = costs.cta_setup + costs.barrier_setup * code.barriers
     if cold:
@@ -262,10 +270,12 @@ def _hopper(
         span = greedy_makespan(iter(one_head * heads), by_block.__getitem__, sms) - turnaround + start
         mean = min(span, sum(by_block) * heads / sms)
     else:
-        longest, weight, all_weights = _longest(work, scheduler, variant.warpgroups, variant.tile_n, sms, rounds)
+        longest, weight, all_weights = _longest(
+            work, scheduler, variant.warpgroups, variant.tile_n, sms, rounds, halves
+        )
         span = start + _hopper_program(code, variant, machine, [counts[block] for block in longest], mhz, share)
         mean = min(span, span * all_weights / (sms * weight))
-    shape, _ = _shape_of(hopper_counts(work, blocks // 2, variant.warpgroups, variant.tile_n))
+    shape, _ = _shape_of(hopper_counts(work, blocks // 2, variant.warpgroups, variant.tile_n, halves))
     tile = partial(_hopper_tile, code, variant, machine, shape, cold, mhz, share)
     return _answer((span, mean), moved, machine, mhz, tile, 1, blocks * heads, launch)
 
@@ -287,14 +297,14 @@ def _hopper_traffic(
 
 @lru_cache(maxsize=1024)
 def _longest(
-    work: Workload, scheduler: str, warpgroups: int, keys: int, sms: int, rounds: int | None
+    work: Workload, scheduler: str, warpgroups: int, keys: int, sms: int, rounds: int | None, halves: bool
 ) -> tuple[tuple[int, ...], int, int]:
     """Query blocks of the longest persistent program, in order; its weight, and that of all programs.
 
     Programs differ in their blocks and tiles; a tile's start and end weigh about as much as a block.
     """
     blocks, heads = -(-work.seqlen_q // (64 * warpgroups)), work.batch * work.heads_q
-    by_block = [_blocks(hopper_counts(work, block, warpgroups, keys)) for block in range(blocks)]
+    by_block = [_blocks(hopper_counts(work, block, warpgroups, keys, halves)) for block in range(blocks)]
     queues = _queues(scheduler, blocks, heads, min(sms, blocks * heads), rounds)
     lengths = [(sum([by_block[block] for block, _ in tiles]), len(tiles)) for tiles in queues]
     longest = queues[lengths.index(max(lengths))]
