@@ -170,7 +170,7 @@ def test_forecasts_of_what_ships_are_as_far_off_as_the_page_says() -> None:
             errors[kept].append(abs(answer.tflops / float(row["tflops"]) - 1.0))
     assert len(errors[True]) == 12
     by_code, before = (100 * sum(found) / len(found) for found in (errors[True], errors[False]))
-    assert by_code <= 3.65
+    assert by_code <= 3.9
     assert (
         f"they are {by_code:.1f} % off in the mean" in UNWRAPPED
         and f"Before compilation (`--level fluid`) it is {before:.0f} %" in UNWRAPPED
