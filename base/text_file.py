@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import errno
 import io
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+_T = TypeVar("_T")
 
 #: No file that people write is larger; a device without an end (/dev/zero) is.
 MOST_BYTES = 256 << 20
@@ -18,6 +22,15 @@ def read_text(path: str | Path, what: str, error: type[Exception]) -> str:
         raise error(f"{path}: cannot read {what}: {failure.strerror or failure}") from None
     except UnicodeDecodeError:
         raise error(f"{path}: cannot read {what}: expected text in UTF-8") from None
+
+
+def parsed(path: str | Path, what: str, error: type[Exception], parse: Callable[[str], _T]) -> _T:
+    """What ``parse`` makes of the content of ``path``; an ``error`` that it raises names the file."""
+    text = read_text(path, what, error)
+    try:
+        return parse(text)
+    except error as failure:
+        raise error(f"{path}: {failure}") from None
 
 
 def content(path: str | Path) -> str:

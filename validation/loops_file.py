@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tilecast.base.text_file import read_text
+from tilecast.base.text_file import parsed
 from tilecast.model.compiled.code import CodeError
 from tilecast.model.compiled.roles.code import KernelRoles
 from tilecast.model.compiled.roles.store import load_roles
@@ -12,8 +12,4 @@ from tilecast.model.compiled.roles.store import load_roles
 
 def read_roles(path: Path, what: str = "the loops") -> dict[str, KernelRoles]:
     """The kernels of ``path`` by name; CodeError, naming the file, where ``what`` cannot be read or is something else."""
-    text = read_text(path, what, CodeError)
-    try:
-        return load_roles(text)
-    except CodeError as error:
-        raise CodeError(f"{path}: {error}") from None
+    return parsed(path, what, CodeError, load_roles)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 
-from tilecast.base.text_file import read_text
+from tilecast.base.text_file import parsed
 from tilecast.model.compiled.code import CodeError, CodeKey, KernelCode, load_codes
 from tilecast.model.forecast.answer import BEFORE, COMPILED
 from tilecast.validation.lab.measure.records import Measured
@@ -39,11 +39,7 @@ def generated_runs(measured: Iterable[Measured]) -> list[Measured]:
 
 def read_profiles(codes: Path) -> Mapping[CodeKey, KernelCode]:
     """Profiles of a file of `tilecast profile` by kernel; CodeError, naming the file, for one that is something else."""
-    text = read_text(codes, "the profiles", CodeError)
-    try:
-        return _profiles(text)
-    except CodeError as error:
-        raise CodeError(f"{codes}: {error}") from None
+    return parsed(codes, "the profiles", CodeError, _profiles)
 
 
 @lru_cache(maxsize=4)

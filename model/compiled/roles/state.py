@@ -124,6 +124,7 @@ class State:
         return len(meetings) - 1
 
     def arrive(self, warp: Warp, one: RoleInstruction, at: float) -> None:
+        """Counts an instruction of ``warp`` at time ``at`` (cycles) as an arrival at its barrier, if it has one."""
         if one.barrier < 0:
             return
         if self.kernel.barriers[one.barrier].arrivals_by_turns:

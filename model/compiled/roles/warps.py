@@ -39,6 +39,8 @@ class Prepared(NamedTuple):
 
 
 class Warp:
+    """A warp that runs its role's code in the simulation: where it stands, what it waits for, and its cycles so far."""
+
     __slots__ = (
         "arrivals", "counters", "done", "expected", "free", "groups", "held", "index", "issue", "iterates", "known", "laps", "last", "left", "meeting",
         "multiplies", "name", "passed", "pc", "program", "reached", "skipped", "standing", "stored", "storing", "times", "under_way",

@@ -51,6 +51,7 @@ class Prepared(NamedTuple):
 def prepare(
     instruction: WarpInstruction, costs: WarpCosts | IssueCosts, mma: dict[tuple[int, bool], float]
 ) -> Prepared:
+    """The instruction with its costs in cycles; ``mma``: those of matrix instructions by amount and whether A is in registers."""
     pipe, kind = instruction.pipe, instruction.kind
     port = _port_cycles(instruction, costs.smem_port)
     conditional = kind in _CONDITIONAL and not (kind == "barrier" and instruction.amount < 2)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tilecast.base import text_file
-from tilecast.base.text_file import read_text
+from tilecast.base.text_file import parsed, read_text
 
 
 class _OwnError(ValueError):
@@ -31,6 +31,18 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path: Path, kind: st
     with pytest.raises(_OwnError) as refused:
         read_text(tmp_path / kind, "the plan", _OwnError)
     assert str(refused.value) == f"{tmp_path / kind}: cannot read the plan: {reason}"
+
+
+def test_an_error_of_the_parser_names_the_file(tmp_path: Path) -> None:
+    def refuses(text: str) -> int:
+        raise _OwnError(f"expected a number, got {text!r}")
+
+    file = tmp_path / "a.txt"
+    file.write_text("12")
+    assert parsed(file, "the plan", _OwnError, int) == 12
+    with pytest.raises(_OwnError) as refused:
+        parsed(file, "the plan", _OwnError, refuses)
+    assert str(refused.value) == f"{file}: expected a number, got '12'"
 
 
 def test_a_device_without_an_end_is_refused_and_a_pipe_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
