@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from tilecast.model.machine.machine import Machine
 from tilecast.model.step.batch import Batch
-from tilecast.model.step.dealing import StepVariant
 from tilecast.model.step.decoder import DecoderFloor
 from tilecast.model.step.evaluate import StepRun
+from tilecast.model.step.launches.classes import StepVariant
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,18 +27,10 @@ from tilecast.model.step.batch import Batch
 from tilecast.model.step.costs.around import Around, Loops
 from tilecast.model.step.costs.runs import AroundRuns, RunsCounts
 from tilecast.model.step.costs.tiles import AroundTiles, TileCounts
-from tilecast.model.step.dealing import (
-    Dealing,
-    StepVariant,
-    dealing,
-    forward_of,
-    in_turn,
-    launches,
-    limits,
-    loop,
-    multiplied,
-)
 from tilecast.model.step.items import Items, batch_items
+from tilecast.model.step.launches.classes import StepVariant
+from tilecast.model.step.launches.dealing import Dealing, limits
+from tilecast.model.step.launches.variant import dealing, forward_of, in_turn, launches, loop, multiplied
 from tilecast.model.step.play import Costs, Played, nothing, play
 
 _PARTIAL_BYTES = 4

@@ -29,9 +29,10 @@ from tilecast.model.serving import (
 from tilecast.model.sm.bounds import bounds
 from tilecast.model.step.answer import Largest, NextRequest, Part, SplitTime, StepForecast
 from tilecast.model.step.batch import MOST_SEQUENCES, Batch, Lengths, requests_text
-from tilecast.model.step.dealing import StepVariant, dealing, multiplied, splitting
 from tilecast.model.step.decoder import Decoder, decoder_floor
 from tilecast.model.step.evaluate import StepRun, evaluate_step
+from tilecast.model.step.launches.classes import StepVariant
+from tilecast.model.step.launches.variant import dealing, multiplied, splitting
 from tilecast.model.step.render import as_dict, as_text
 
 #: (head_dim of q and k, of v) that ship with kernels of the copy engine.

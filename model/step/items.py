@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tilecast.model.chip.tiles import blocks_seen
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.step.batch import Batch
-from tilecast.model.step.dealing import Dealing, Parting, keys_seen, limits
+from tilecast.model.step.launches.dealing import Dealing, Parting, keys_seen, limits
 
 _Ints = NDArray[np.int64]
 #: Rows of a warpgroup.

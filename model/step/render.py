@@ -6,8 +6,8 @@ from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.variants.hopper.runs import FEW_ROWS
 from tilecast.model.step.answer import StepForecast
 from tilecast.model.step.batch import requests_text, shortened
-from tilecast.model.step.dealing import title
 from tilecast.model.step.evaluate import LaunchRun
+from tilecast.model.step.launches.variant import title
 
 _BAR = 24
 #: By machine: which measured steps its forecasts were held against, and the command that does it again.

@@ -14,8 +14,8 @@ from pathlib import Path
 from tilecast.base.csv_file import Row
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.model.step.batch import requests_text, shortened
-from tilecast.model.step.dealing import dealing
 from tilecast.model.step.evaluate import evaluate_step
+from tilecast.model.step.launches.variant import dealing
 from tilecast.validation.measured.serving_tables import NOTHING, Measured, ServingTableError, read_table, steps
 from tilecast.validation.statistics import ErrorSummary, grouped, summarise
 

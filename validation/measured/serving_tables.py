@@ -19,8 +19,9 @@ from tilecast.model.kernel.workload import Workload, WorkloadError
 from tilecast.model.machine.machine import Machine
 from tilecast.model.serving import HOPPER_SERVING_E4M3, parse_serving
 from tilecast.model.step.batch import MOST_KEYS, Batch, parse_requests
-from tilecast.model.step.dealing import StepVariant, launched
 from tilecast.model.step.forecast import check_step, shipped_pair
+from tilecast.model.step.launches.classes import StepVariant
+from tilecast.model.step.launches.variant import launched
 
 #: The row of the kernel that does nothing, and rows that a forecast is not for: a cache full of written data.
 NOTHING, _READING = "nothing", "reading"

@@ -219,8 +219,8 @@ def test_a_forecast_step_has_the_launches_that_the_operator_makes(monkeypatch, h
     from tilecast.model.kernel.workload import Workload
     from tilecast.model.machine.machine import load_machine
     from tilecast.model.step.batch import Batch
-    from tilecast.model.step.dealing import launches
     from tilecast.model.step.forecast import shipped_pair
+    from tilecast.model.step.launches.variant import launches
 
     monkeypatch.setattr(operator, "_known", {})
     monkeypatch.setattr(operator, "capability_of", lambda kind, device: (9, 0))

@@ -36,7 +36,7 @@ from tilecast.model.serving import (
     writable,
 )
 from tilecast.model.step.batch import Batch
-from tilecast.model.step.dealing import launched
+from tilecast.model.step.launches.variant import launched
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("greenlet")

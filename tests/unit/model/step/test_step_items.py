@@ -19,10 +19,11 @@ from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 from tilecast.model.step.batch import Batch, parse_requests
 from tilecast.model.step.costs.around import POINTERS, Around
-from tilecast.model.step.dealing import Dealing, dealing
 from tilecast.model.step.evaluate import evaluate_step
 from tilecast.model.step.forecast import named_pair, shipped_pair
 from tilecast.model.step.items import batch_items, of_sequence, sequence_items
+from tilecast.model.step.launches.dealing import Dealing
+from tilecast.model.step.launches.variant import dealing
 
 HEADS = Workload(heads_q=32, heads_kv=8, seqlen_q=1, head_dim_qk=128, mask="causal")
 DECODES, PREFILLS = (

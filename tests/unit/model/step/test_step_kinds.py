@@ -42,10 +42,11 @@ from tilecast.model.step.costs.around import (
 )
 from tilecast.model.step.costs.runs import AroundRuns, shares_of
 from tilecast.model.step.costs.tiles import CHAINED, PARTED, PREFILL, AroundTiles, TileCounts, of_warpgroups
-from tilecast.model.step.dealing import Dealing, dealing, launched, loop
 from tilecast.model.step.evaluate import _loops, evaluate_step
 from tilecast.model.step.forecast import forecast_step, named_pair, shipped_pair
 from tilecast.model.step.items import batch_items, of_sequence
+from tilecast.model.step.launches.dealing import Dealing
+from tilecast.model.step.launches.variant import dealing, launched, loop
 from tilecast.model.step.play import play
 
 H200 = load_machine("h200-sxm")

@@ -1,12 +1,10 @@
-"""How kernels of a serving variant deal a step: which sequences they take, how they split them, how many programs there are.
+"""How the kernels of each class deal a step and which loop they run: by the rules of their own host code and first lines.
 
-The same rules as the kernels' own host code and first lines; what differs between kernel classes of serving steps is said here and
-nowhere else in `step/`.
+What differs between kernel classes of serving steps is said here and nowhere else in `step/`.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +16,7 @@ from tilecast.model.kernel.variants.hopper import runs as hopper_runs
 from tilecast.model.kernel.variants.hopper import serving as hopper_serving
 from tilecast.model.kernel.variants.hopper.mla import HopperMlaVariant
 from tilecast.model.kernel.variants.hopper.prefill import HopperPrefillVariant
-from tilecast.model.kernel.variants.hopper.runs import Runs, Shared, own_run_of, programs_beside, runs_of
+from tilecast.model.kernel.variants.hopper.runs import own_run_of, programs_beside, runs_of
 from tilecast.model.kernel.variants.hopper.serving import (
     HopperRunsVariant,
     HopperServingE4m3Variant,
@@ -30,7 +28,7 @@ from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import fa3
 from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.pipeline.serving import apart, latent, portable
-from tilecast.model.pipeline.soft_cap import DIVISION, TANGENT, SoftCap, with_cap
+from tilecast.model.pipeline.soft_cap import DIVISION, TANGENT, SoftCap
 from tilecast.model.step.batch import Batch
 from tilecast.model.step.costs.around import (
     COPY_ENGINE,
@@ -47,6 +45,7 @@ from tilecast.model.step.costs.around import (
 )
 from tilecast.model.step.costs.runs import shares_of
 from tilecast.model.step.costs.tiles import CHAINED, PARTED, PREFILL, of_warpgroups
+from tilecast.model.step.launches.dealing import FAR, Dealing, Parting, keys_seen, limits
 
 #: Variants that a step is forecast with.
 StepVariant = (
@@ -57,235 +56,12 @@ StepVariant = (
     | HopperPrefillVariant
     | HopperMlaVariant
 )
-#: More rows and keys than a sequence has.
-FAR = 1 << 29
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
-    """Which sequences' keys are parted: those whose tiles leave SMs idle, from their own lengths and heads alone."""
+class KernelClass:
+    """What differs between kernel classes of serving steps."""
 
-    #: SMs that the parts of a sequence are to fill, most parts of a sequence, fewest keys of a part.
-    sms: int
-    most: int
-    keys: int
-    #: Parts of tiles that a launch has room for, and where only those of far longer tiles than others are dealt out.
-    room: int
-    some: int
-    #: Places of a program for what a tile has so far: none where that stays in registers.
-    chained: int
-
-    def wanted(self, tiles: int, keys: int) -> int:
-        """Parts of so many keys that a sequence of so many tiles wants: those that fill the SMs once, or twice where that leaves fewer of them
-        idle and keys are enough."""
-        once, twice, most = self.sms // tiles, 2 * self.sms // tiles, min(keys // self.keys, self.most)
-        return max(1, min(twice if 2 * once < twice <= most else once, most))
-
-    def blocks(self, tiles: int, blocks: int, tile_n: int) -> int:
-        """Blocks of a part of ``blocks`` blocks of keys."""
-        return -(-blocks // self.wanted(tiles, blocks * tile_n))
-
-
-@dataclass(frozen=True, slots=True)
-class Dealing:
-    """What a launch does with sequences, for heads of one model."""
-
-    #: Rows of the sequences that it takes: queries times query heads that share a key head.
-    least_rows: int
-    most_rows: int
-    #: Rows of a tile, keys of a block.
-    tile_m: int
-    tile_n: int
-    #: Keys of a split, of sequences of one tile and more than ``whole_keys`` keys; 0: none is split.
-    split_keys: int
-    whole_keys: int
-    most_splits: int
-    #: Whether a sequence of ``most_splits`` splits has even shares of its blocks; else splits of a multiple of ``split_keys``.
-    even: bool
-    #: Programs that an SM holds, and how many times as many a launch may have; 1: those that are there take all items in turn.
-    programs: int
-    waves: int
-    #: Warps of a program that merge.
-    warps: int
-    #: Whether a warpgroup of its own merges, beside the loop.
-    merges_beside: bool
-    counts: Counts
-    #: Most rows of a sequence that is split; 0: those of a tile.
-    split_rows: int = 0
-    #: Whether tiles of a split are neighbours among items; else splits of a tile are.
-    tiles_first: bool = False
-    #: Which sequences' keys are parted, where the kernel does that.
-    parting: Parting | None = None
-    #: Whether programs take in the splits of a tile, or the parts of its keys, one after the other.
-    chained: bool = False
-    #: Share of all blocks that tiles have more than whose parts are dealt out all the same; 0: none is.
-    longer: float = 0.0
-    #: Programs of a part of the query heads that then share all splits in runs, which begin and end inside tiles; 0: each takes whole tiles.
-    teams: int = 0
-    #: Splits of a run of theirs up to which it may have some apart.
-    most_apart: int = 0
-    #: Splits of a group, which join as one where all of them are apart.
-    together: int = 1
-    #: Whether the next launch may begin beside it, and whether it may begin beside the one before.
-    beside: bool = False
-    follows: bool = False
-    #: Programs that take items, where the launch for more rows has the other SMs; 0: all.
-    some: int = 0
-    #: Splits of a group of them, and groups of a group of groups, which one program may take in; whether runs shrink where rounds are not nearly full, and how a launch deals them out.
-    fold: int = 0
-    shrinks: bool = True
-    runs: Runs | None = None
-    #: Queries of the longest sequence, as far as they fit a tile, and rows up to which a launch keeps no more of its tiles; 0: it keeps all.
-    queries: int = 1
-    half_rows: int = 0
-    #: Whether each split that a sequence may have has a program of its own, and rounds of programs up to which it has; or each run of so many
-    #: splits, and whether that may be.
-    direct: bool = False
-    rounds: int = 1
-    own_run: int = 1
-    own_runs: bool = False
-    #: Most parts of tiles that a launch counts on, and whether a launch of its own merges them.
-    places: int = 0
-    joined: bool = False
-    #: Parts of the query heads that share a key head: each has tiles of its own and reads the same keys.
-    head_parts: int = 1
-    #: Rows that its tiles hold where they are few and keys are the M of its products (0: rows are), and whether a warpgroup of its own does the softmax.
-    turned: int = 0
-    apart: bool = False
-
-    def takes(self, rows: int) -> bool:
-        """Whether the launch is for sequences of so many rows."""
-        return self.least_rows <= rows <= self.most_rows
-
-    def splits_of(self, rows: int, span: int) -> tuple[int, int]:
-        """(splits, keys of each) of a sequence of so many rows, which see ``span`` keys."""
-        if not self.split_keys or rows > (self.split_rows or self.tile_m) or span <= self.whole_keys:
-            return 1, FAR
-        if self.even:
-            splits = max(1, min(-(-span // self.split_keys), self.most_splits))
-            return splits, max(self.split_keys, -(-span // splits))
-        keys = self.split_keys * max(-(-span // (self.split_keys * self.most_splits)), 1)
-        return max(-(-span // keys), 1), keys
-
-    def shared(self, seqlen_q: int, seqlen_k: int, heads: Workload) -> Shared:
-        """What a sequence of a model's ``heads`` has, for a key head."""
-        rows, span = seqlen_q * heads.group_size, keys_seen(seqlen_q, seqlen_k, limits(heads)[0], self.tile_n)[1]
-        splits, keys = self.splits_of(rows, span)
-        blocks = -(-span // self.tile_n)
-        each = -(-blocks // splits) if splits in (1, self.most_splits) else keys // self.tile_n
-        return Shared(-(-rows // self.tile_m), splits, each, blocks)
-
-
-def limits(heads: Workload) -> tuple[int, int]:
-    """(keys before the diagonal, keys after it) that a query sees."""
-    left, right = heads.limits
-    return FAR if left < 0 else left, FAR if right < 0 else right
-
-
-def keys_seen(seqlen_q: int, seqlen_k: int, left: int, tile_n: int) -> tuple[int, int]:
-    """(first key, keys from it on) of a sequence, of which its first query sees those from ``left`` before the diagonal."""
-    first = max(seqlen_k - seqlen_q - left, 0) // tile_n * tile_n
-    return first, max(seqlen_k - first, 0)
-
-
-def dealing(variant: StepVariant, heads: Workload) -> Dealing:
-    """How kernels of ``variant`` deal sequences of a model's ``heads``, one by one (`launched` knows their company)."""
-    return _CLASSES[variant.family].dealing(variant, multiplied(variant, heads))
-
-
-def launched(variant: StepVariant, batch: Batch, sms: int, dealt: Dealing | None = None) -> Dealing:
-    """How a launch of ``variant`` for ``batch`` on ``sms`` SMs deals: the same bits for each sequence, but maybe in fewer items.  ``dealt``:
-    for which sequences it is (default: all that the kernel takes)."""
-    return _CLASSES[variant.family].launched(dealt or dealing(variant, batch.heads), batch, sms)
-
-
-def launches(variants: tuple[StepVariant, ...], batch: Batch, sms: int) -> list[tuple[StepVariant, Dealing]]:
-    """The launches of a step in their order, where a sequence of ``batch`` may be for one: those of `kernels.serving.operator`."""
-    group = batch.heads.group_size
-    lengths = [q for q, _ in batch.lengths]
-    # With queries packed a sequence may have any number up to the longest: a kernel is left out only where none can be its.
-    least, most = (1 if batch.packed else max(lengths)) * group, max(lengths) * group
-    given = [(v, dealing(v, batch.heads)) for v in variants]
-    # Of two kernels for the same rows the one that begins with more rows takes them, or, where both begin alike, that for fewer.
-    begins = sorted(d.least_rows for _, d in given)
-    dealt = []
-    for v, d in given:
-        fewer = [o.most_rows for _, o in given if o.least_rows == d.least_rows and o.most_rows < d.most_rows]
-        first, last = (
-            max([d.least_rows, *(rows + 1 for rows in fewer)]),
-            [rows - 1 for rows in begins if rows > d.least_rows],
-        )
-        dealt.append((v, replace(d, least_rows=first, most_rows=min([d.most_rows, *last]))))
-    if most >= begins[-1]:
-        dealt = [(v, one) for v, d in dealt for one in _halved(d)]
-    wanted = [(v, d) for v, d in dealt if d.least_rows <= most and least <= d.most_rows]
-    # The few rows first, which leave SMs to the most; last those between, of which there are rarely any.
-    wanted = sorted(wanted, key=lambda one: one[1].least_rows)
-    wanted = [*wanted[:1], *wanted[:0:-1]]
-    joined = [False, *(a.beside and b.follows for (_, a), (_, b) in itertools.pairwise(wanted)), False]
-    return [
-        (v, launched(v, batch, sms, replace(d, beside=after, follows=before)))
-        for (v, d), (before, after) in zip(wanted, itertools.pairwise(joined), strict=True)
-    ]
-
-
-def _halved(dealt: Dealing) -> tuple[Dealing, ...]:
-    """Beside a launch for the most rows: sequences of half a tile's rows have one of their own, and so have the others.  Where a kernel has no
-    such form the one launch it is."""
-    if not dealt.least_rows <= dealt.half_rows < dealt.most_rows:
-        return (dealt,)
-    few, rest = replace(dealt, most_rows=dealt.half_rows), replace(dealt, least_rows=dealt.half_rows + 1)
-    return tuple(replace(half, follows=True) for half in (few, rest))
-
-
-def multiplied(variant: StepVariant, heads: Workload) -> Workload:
-    """Heads with as many columns as the variant's kernel multiplies and sums up."""
-    if not _CLASSES[variant.family].narrower:
-        return heads
-    columns, columns_v = hopper_serving.own_columns(heads.head_dim_qk, heads.head_dim_v)
-    return replace(heads, head_dim_qk=columns, head_dim_v=columns_v)
-
-
-def loop(
-    heads: Workload,
-    variant: StepVariant,
-    machine: Machine,
-    page: int,
-    programs: int | None = None,
-    capped: bool = False,
-) -> Pipeline:
-    """The loop of ``programs`` programs on an SM (default: as many as there are), of scores with a soft cap where they are ``capped``."""
-    of_class = _CLASSES[variant.family]
-    made = of_class.loop(heads, variant, machine, page, programs)
-    return with_cap(made, machine, of_class.cap) if capped else made
-
-
-def forward_of(variant: StepVariant, heads: Workload) -> Fa3Variant | None:
-    """The variant of forward kernels whose loop kernels of ``variant`` have, None where they have one of their own."""
-    found = _CLASSES[variant.family].forward
-    return None if found is None else found(variant, heads)
-
-
-def in_turn(variant: StepVariant, dealt: Dealing) -> StepVariant:
-    """The variant whose loop programs of a launch run: one program of an SM that takes runs of splits has rings of its own, and tiles of
-    few rows have a loop of their own."""
-    found: StepVariant = _CLASSES[variant.family].in_turn(variant, dealt)
-    return found
-
-
-def splitting(variant: StepVariant, keys: int) -> StepVariant:
-    """The variant with splits of ``keys`` keys, whatever the heads."""
-    knobs: dict[str, Any] = dict.fromkeys(_CLASSES[variant.family].split_knobs, keys)
-    return replace(variant, **knobs)
-
-
-def title(variant: StepVariant) -> str:
-    """The variant's tile and warps, for a line of text."""
-    return _CLASSES[variant.family].title(variant)
-
-
-@dataclass(frozen=True, slots=True)
-class _Class:
     dealing: Callable[[Any, Workload], Dealing]
     loop: Callable[[Workload, Any, Machine, int, int | None], Pipeline]
     title: Callable[[Any], str]
@@ -554,23 +330,24 @@ def _mla_loop(w: Workload, v: HopperMlaVariant, m: Machine, _page: int, _program
     return latent.build_turned(w, v, m) if isinstance(v, hopper_mla.HopperMlaTurned) else latent.build(w, v, m)
 
 
-_CLASSES = {
-    "serving": _Class(_portable, portable.build, lambda v: f"{v.tile_m}x{v.tile_n} {v.warps} warps", ("split_keys",)),
-    "serving-hopper": _Class(
+#: By variant family.
+CLASSES = {
+    "serving": KernelClass(_portable, portable.build, lambda v: f"{v.tile_m}x{v.tile_n} {v.warps} warps", ("split_keys",)),
+    "serving-hopper": KernelClass(
         _hopper, _hopper_loop, lambda v: f"64x{v.tile_n} one warpgroup", ("split_keys", "split_keys_of_many"), narrower=True
     ),
-    "prefill-hopper": _Class(
+    "prefill-hopper": KernelClass(
         _prefill, _prefill_loop, lambda v: f"{64 * v.warpgroups}x{v.tile_n} {'one warpgroup' if v.warpgroups == 1 else f'{v.warpgroups} warpgroups'}",
         launched=_prefill_launched, narrower=True, forward=_forward, cap=TANGENT,
     ),
-    "serving-hopper-e4m3": _Class(
+    "serving-hopper-e4m3": KernelClass(
         _e4m3, _e4m3_loop, lambda v: f"16x{v.tile_n} four warps apart", ("split_keys", "split_keys_of_many")
     ),
-    **{family: _Class(
+    **{family: KernelClass(
         _runs, _runs_loop, lambda v: f"16x{v.tile_n} four warps apart", ("split_keys", "split_keys_of_many"),
         launched=_runs_launched, in_turn=_one_program, narrower=narrower,
     ) for family, narrower in (("serving-hopper-runs", True), ("serving-hopper-runs-e4m3", False))},
-    "mla-hopper": _Class(
+    "mla-hopper": KernelClass(
         _mla, _mla_loop, lambda v: f"64x{hopper_mla.KEYS} two warpgroups", ("split_keys", "split_keys_of_many"),
         launched=_mla_launched, in_turn=_mla_turned,
     ),
