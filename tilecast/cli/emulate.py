@@ -32,7 +32,10 @@ def emulate(
         bool, typer.Option("--main", help="Run any author's FILE as a script with launches emulated.")
     ] = False,
     whole: Annotated[
-        bool, typer.Option("--whole", help="With --call: all of what it returns, not tensors by shape, type and range.")
+        bool,
+        typer.Option(
+            "--whole", help="With --call: print all that it returns, not just shape, type and range of its tensors."
+        ),
     ] = False,
     largest: Annotated[
         str | None,
@@ -54,36 +57,39 @@ def emulate(
     mode: Annotated[
         str | None,
         typer.Option(
-            "--mode", help="late (default): asynchronous operations as late as possible; random: at any legal moment."
+            "--mode",
+            help="When asynchronous operations take effect. late (default): as late as possible; random: at any legal moment.",
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", min=0, help="Of the inputs and of the random moments (default 0).")
+        int | None, typer.Option("--seed", min=0, help="Seed of the inputs and of --mode random (default 0).")
     ] = None,
     sms: Annotated[
-        int | None, typer.Option("--sms", help="As if the GPU had so few SMs: persistent programs run several tiles.")
+        int | None,
+        typer.Option("--sms", help="Number of SMs to pretend: with few, persistent programs run several tiles."),
     ] = None,
     trace: Annotated[str | None, typer.Option("--trace", help="Write the timeline to FILE (ui.perfetto.dev).")] = None,
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick", help="One problem (of other kernels than 16-bit forward passes six) instead of the battery."
+            "--quick", help="One problem instead of the battery (six for kernels other than 16-bit forward passes)."
         ),
     ] = False,
     case: Annotated[
-        str | None, typer.Option("--case", help="Of the battery only the problems whose label contains this.")
+        str | None, typer.Option("--case", help="Only the problems of the battery whose label contains this.")
     ] = None,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Go on after a problem that finds something.")
-    ] = False,
+    keep_going: Annotated[bool, typer.Option("--keep-going", help="Continue after a problem with findings.")] = False,
     superfluous: Annotated[
         bool,
-        typer.Option("--superfluous", help="After the battery, leave out every wait in turn: which are not missed?"),
+        typer.Option(
+            "--superfluous", help="After the battery, remove one wait at a time and report those that are not needed."
+        ),
     ] = False,
     routes: Annotated[
         bool,
         typer.Option(
-            "--routes", help="Only time: one tile by its source, by the pipeline simulation and by its machine code."
+            "--routes",
+            help="Only the time of one tile, by three models: its source, the pipeline simulation, its machine code.",
         ),
     ] = False,
     as_json: AsJson = False,

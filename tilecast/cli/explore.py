@@ -31,7 +31,7 @@ def whatif(
     as_json: AsJson = False,
     direction: Pass = "fwd",
 ) -> None:
-    """Change facts of a machine, choose the kernel again, and compare: time, binding unit, waterfall, timelines."""
+    """Change facts of a machine, select the best kernel again, and compare: time, binding unit, waterfall, timelines."""
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import shape_name, show, table, width
     from tilecast.model.whatif.what_if import what_if
@@ -75,7 +75,7 @@ def sensitivity(
     as_json: AsJson = False,
     direction: Pass = "fwd",
 ) -> None:
-    """Percent of time per percent of every fact, the kernel kept and chosen again, largest first."""
+    """Change of time, in percent, per percent of every fact, with the same kernel and with the best one; largest first."""
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import show, width
     from tilecast.model.whatif.sensitivity import sensitivities
@@ -115,7 +115,7 @@ def breakeven(
     as_json: AsJson = False,
     direction: Pass = "fwd",
 ) -> None:
-    """At which value of a fact does something else bind, and beyond which is more of it no use?"""
+    """At which value of a fact does another unit bind, and from which value on does more of it no longer help?"""
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import show, width
     from tilecast.model.whatif.break_even import break_evens
@@ -141,18 +141,18 @@ def asymmetry(
     axes: Annotated[
         str | None, typer.Option("--axes", help="Two rates, 'x,y' (default: the dtype's matrix rate and mufu.ex2).")
     ] = None,
-    grid: Annotated[int, typer.Option("--grid", help="Cells each way, odd.")] = 13,
-    span: Annotated[float, typer.Option("--span", help="From value/SPAN to value*SPAN.")] = 4.0,
+    grid: Annotated[int, typer.Option("--grid", help="Cells along each axis, an odd number.")] = 13,
+    span: Annotated[float, typer.Option("--span", help="Range of each axis: from value/SPAN to value*SPAN.")] = 4.0,
     shown: Annotated[
-        str | None, typer.Option("--show", help="Machines to place, comma between (default: H100 to Rubin).")
+        str | None, typer.Option("--show", help="Machines to mark, separated by commas (default: H100 to Rubin).")
     ] = None,
     output: Annotated[str | None, typer.Option("-o", "--output", help="Draw it to FILE.svg or FILE.png.")] = None,
     as_json: AsJson = False,
     direction: Pass = "fwd",
 ) -> None:
-    """Two rates along two axes: what binds and what is reached in every cell, with real GPUs placed on it.
+    """Map over two rates: what binds and the TFLOP/s reached in every cell, with real GPUs marked.
 
-    Without --clock all cells have the clock of the machine's own sustained forecast.
+    Without --clock all cells use the clock of the machine's own sustained forecast.
     """
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import show, width

@@ -130,12 +130,14 @@ def report(
         str, typer.Option("-o", "--output", help="FILE.html, or FILE.md with its charts beside it.")
     ] = "review.html",
     markdown: Annotated[
-        str | None, typer.Option("--markdown", help="Folder for the Markdown twin of an HTML report.")
+        str | None, typer.Option("--markdown", help="Also write the report as Markdown into this folder.")
     ] = None,
     measured: Annotated[
         str | None, typer.Option("--measured", help="Table of tilecast measure to compare with (default: the H200's).")
     ] = None,
-    date: Annotated[str, typer.Option("--date", help="Date to print; without one, same input gives same bytes.")] = "",
+    date: Annotated[
+        str, typer.Option("--date", help="Date to print (default: none, so that the same input gives the same bytes).")
+    ] = "",
     as_json: AsJson = False,
     direction: Pass = "fwd",
 ) -> None:
@@ -233,14 +235,14 @@ def sweep(
     ] = None,
     run: Annotated[bool, typer.Option("--run/--no-run", help="--no-run: show and export what the store has.")] = True,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Compute items again whose worker died or broke.")
+        bool, typer.Option("--retry-failed", help="Retry items whose worker process died or failed.")
     ] = False,
     level: Annotated[
         str | None, typer.Option("--level", help="fluid, auto or kept: in place of the specification's level.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compute machines x workloads x variants, or time kernels on this host's GPUs; goes on where it stopped."""
+    """Compute machines x workloads x variants, or time kernels on this host's GPUs; an interrupted sweep is resumed."""
     from tilecast.base.files import write_bytes_atomically
     from tilecast.cli.progress import Screen
     from tilecast.explore.sweep.api import sweep as compute
@@ -299,7 +301,7 @@ def demand(
         int | None, typer.Option("--tile-m", min=1, max=4096, help="Query rows of a tile (default 128; of the backward pass the kernels' own).")
     ] = None,
     tile_n: Annotated[
-        int | None, typer.Option("--tile-n", min=1, max=4096, help="Key rows of a tile (default likewise).")
+        int | None, typer.Option("--tile-n", min=1, max=4096, help="Keys of a tile (default as for --tile-m).")
     ] = None,
     as_json: AsJson = False,
     direction: Pass = "fwd",

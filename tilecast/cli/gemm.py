@@ -61,7 +61,7 @@ def gemm(
         str,
         typer.Option(
             "--level",
-            help="fluid: before compilation. code: compile the kernel, without a GPU, and follow its machine code.",
+            help="fluid: before compilation. code: compile the kernel (no GPU needed) and forecast from its machine code.",
         ),
     ] = "fluid",
     output: Annotated[

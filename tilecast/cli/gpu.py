@@ -55,11 +55,11 @@ def measure(
         list[str] | None, typer.Option("--kernel", help="A peer: cudnn, flash-attn-2, flash-attn-4 or flex.")
     ] = None,
     mode: Annotated[str, typer.Option("--mode", help="short, or sustained (settled clock and power).")] = "short",
-    rounds: Annotated[int, typer.Option("--rounds", min=3, max=1000, help="Samples a kernel, taken in turns.")] = 15,
+    rounds: Annotated[int, typer.Option("--rounds", min=3, max=1000, help="Samples of each kernel; the kernels alternate.")] = 15,
     role: Annotated[str | None, typer.Option("--role", help="Only a plan's items of this role.")] = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Time kernels on the GPU here: cycles, time, clock and power, appended to a table; goes on where it stopped."""
+    """Time kernels on this host's GPU: cycles, time, clock, power, appended to a table; an interrupted run is resumed."""
     from tilecast import __version__
     from tilecast.base.files import OutputError, check_writable
     from tilecast.cli.forecast import command_line
@@ -160,15 +160,15 @@ def _rows_table(rows: list[Any]) -> str:
 @app.command(rich_help_panel=_PANEL, epilog="Example: tilecast calibrate --quick -o mygpu.toml")
 def calibrate(
     output: Annotated[str, typer.Option("-o", "--output", help="Machine file to write.")] = "machine.toml",
-    store: Annotated[str, typer.Option("--store", help="Table of results; what it holds is not measured again.")] = (
-        "calibrate.csv"
-    ),
+    store: Annotated[
+        str, typer.Option("--store", help="Table of results; rows it already has are not measured again.")
+    ] = ("calibrate.csv"),
     only: Annotated[
         list[str] | None, typer.Option("--only", help="Only this group of benchmarks (may be repeated).")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="The main facts only, in under a minute.")] = False,
 ) -> None:
-    """Measure the GPU at hand with microbenchmarks and write its machine file."""
+    """Measure this host's GPU with microbenchmarks and write its machine file."""
     from tilecast.base.files import check_writable, write_text_atomically
     from tilecast.cli.progress import Screen
     from tilecast.validation.lab.calibrate.groups import all_cases
@@ -205,7 +205,7 @@ def profile(
     machine: Annotated[str, typer.Option("--machine", help="Machine name or file.")] = "h200-sxm",
     workers: Annotated[int, typer.Option("--workers", min=1, max=256, help="Compilers that run at a time.")] = 2,
 ) -> None:
-    """Compile a plan's kernels without a GPU and keep what forecasts from machine code read."""
+    """Compile a plan's kernels without a GPU and store the profiles that forecasts from machine code need."""
     from tilecast.base.files import OutputError, check_writable, write_text_atomically
     from tilecast.cli.progress import Screen
     from tilecast.codegen.compiler.compile import tool
@@ -275,7 +275,7 @@ def bundle(
         str | None, typer.Option("--resume", help="Folder of unfinished work (default: beside the output).")
     ] = None,
 ) -> None:
-    """Measure everything on the GPU at hand and pack it into one zip; a run that was cut off goes on."""
+    """Measure everything on this host's GPU and pack it into one zip; an interrupted run is resumed."""
     from tilecast import __version__
     from tilecast.base.files import check_writable
     from tilecast.cli.forecast import command_line

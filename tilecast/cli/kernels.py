@@ -215,7 +215,10 @@ def tune(
     level: LevelAtHand,
     budget: Annotated[int, typer.Option("--budget", min=0, max=1000, help="Kernels to time on the GPU here.")] = 5,
     compile: Annotated[
-        bool, typer.Option("--compile/--no-compile", help="Compile the best candidates and read their machine code.")
+        bool,
+        typer.Option(
+            "--compile/--no-compile", help="Compile the best candidates and forecast from their machine code."
+        ),
     ] = True,
     candidates: Annotated[int, typer.Option("--candidates", min=1, max=1000, help="Candidates to compile.")] = 24,
     output: Annotated[str | None, typer.Option("-o", "--output", help="Kernel file to write.")] = None,
@@ -223,13 +226,13 @@ def tune(
         str | None, typer.Option("--audit", help="Every candidate and why it was kept or dropped: FILE.json or .csv.")
     ] = None,
     results: Annotated[
-        str | None, typer.Option("--table", help="Table of timed kernels; what it has is not timed again.")
+        str | None, typer.Option("--table", help="Table of timed kernels; kernels it already has are not timed again.")
     ] = None,
     workers: Annotated[int, typer.Option("--workers", min=0, max=256, help="Compilers at a time (0: all cores).")] = 0,
     as_json: AsJson = False,
     direction: Annotated[str, typer.Option("--pass", help="fwd; backward passes are not tuned.")] = "fwd",
 ) -> None:
-    """Choose a kernel for a shape: the whole space by forecast, the best by machine code, the very best on the GPU.
+    """Choose a kernel for a shape: forecast all variants, compile the best, time the very best on the GPU.
 
     With --variant those knobs are fixed and the others are chosen.
     """

@@ -17,9 +17,11 @@ _PANEL = "Kernels"
 _CodeFile = Annotated[
     str, typer.Argument(help="A generated kernel file, a cubin, a fatbin, a Triton cache folder or a listing.")
 ]
-_SourceDtype = Annotated[str, typer.Option("--dtype", help="bf16 or fp16, of a generated kernel.")]
-_OneKernel = Annotated[str | None, typer.Option("--kernel", help="Which of several, by a part of its name.")]
-_Warps = Annotated[int | None, typer.Option("--warps", min=1, help="Warps of a CTA, which a listing does not say.")]
+_SourceDtype = Annotated[str, typer.Option("--dtype", help="Of a generated kernel: bf16 or fp16.")]
+_OneKernel = Annotated[str | None, typer.Option("--kernel", help="Which kernel of several, by a part of its name.")]
+_Warps = Annotated[
+    int | None, typer.Option("--warps", min=1, help="Warps of a CTA (needed for a listing, which does not say).")
+]
 
 
 @app.command(rich_help_panel=_PANEL, epilog="Example: tilecast inspect kernel.cubin --kernel attention")
@@ -34,7 +36,7 @@ def inspect(
     warps: _Warps = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read machine code without a GPU: registers, roles, loops, barriers; of a generated kernel, beside the forecast."""
+    """Read machine code without a GPU: registers, roles, loops, barriers; for generated kernels beside the forecast."""
     from tilecast.cli.progress import Screen, quiet_at_exit
     from tilecast.cli.tables import show
     from tilecast.codegen.compiler.inspection import as_dict, as_text, inspect_binary
@@ -61,7 +63,7 @@ def forecast(
         str | None,
         typer.Option("--machine", help="Machine name or file (default: h200-sxm, b200 or b300, as the code is for)."),
     ] = None,
-    arch: Annotated[str | None, typer.Option("--arch", help="Which code of a file with several.")] = None,
+    arch: Annotated[str | None, typer.Option("--arch", help="Target, where the file has code for several.")] = None,
     kernel: _OneKernel = None,
     warps: _Warps = None,
     dtype: _SourceDtype = "bf16",
@@ -71,7 +73,7 @@ def forecast(
         typer.Option("--iterations", help="Iterations of a CTA, or of a tile: 128, or 1:128 as under a causal mask."),
     ] = None,
     tiles: Annotated[
-        int | None, typer.Option("--tiles", min=1, help="Tiles of the launch, where its CTAs take tile after tile.")
+        int | None, typer.Option("--tiles", min=1, help="Tiles of the launch, for persistent kernels.")
     ] = None,
     per_sm: Annotated[
         int | None,
@@ -90,7 +92,7 @@ def forecast(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Forecast any kernel with a loop from its machine code: cycles, busy units, who waits where, its time."""
+    """Forecast any kernel that has a loop from its machine code: cycles, busy units, where roles wait, time."""
     from tilecast.cli.progress import Screen, quiet_at_exit
     from tilecast.cli.tables import show
     from tilecast.codegen.compiler.binary import read_binary
@@ -169,11 +171,13 @@ def loops(
     work: Workload,
     machine: Machine,
     kernel: Kernel,
-    most: Annotated[int, typer.Option("--most", min=1, max=300, help="Loops, the first before compilation first.")] = 6,
+    most: Annotated[
+        int, typer.Option("--most", min=1, max=300, help="How many loops to compile, best forecast first.")
+    ] = 6,
     workers: Annotated[int, typer.Option("--workers", min=0, max=256, help="Compilers at a time (0: all cores).")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Compile loops for --level kept and auto beyond those that ship, once, without a GPU: seconds each.
+    """Compile more loops for --level kept and auto than those that ship; no GPU needed, seconds each.
 
     With --variant the loop of that kernel.
     """

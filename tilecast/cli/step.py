@@ -21,7 +21,7 @@ BatchFile = Annotated[
                  rich_help_panel=_BATCH),
 ]  # fmt: skip
 Page = Annotated[
-    int, typer.Option("--page", help="Tokens of a page: 16 to 256, 0: each sequence's keys lie together.", rich_help_panel=_BATCH)
+    int, typer.Option("--page", help="Tokens of a page, 16 to 256; 0: caches without pages.", rich_help_panel=_BATCH)
 ]  # fmt: skip
 
 

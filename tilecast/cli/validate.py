@@ -11,7 +11,7 @@ from tilecast.cli.workload_options import AsJson
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Forecasts against reality: published tables, measurements, counters, GPUs that differ in little.",
+    help="Compare forecasts with reality: published tables, measurements, counters, pairs of similar GPUs.",
     epilog="Example: tilecast validate published --clock short",
 )
 _Table = Annotated[str | None, typer.Argument(help="A table of tilecast measure (default: the H200's).")]
@@ -45,7 +45,7 @@ def validate_published(
     table: Annotated[str | None, typer.Argument(help="A table of published points (default: ours).")] = None,
     as_json: AsJson = False, rows: _Rows = False, picture: _Picture = None,
     clock: Annotated[str, typer.Option("--clock", help="run: by how long a row's harness keeps launching; or its bounds, short and sustained.")] = "run",
-    interval: Annotated[bool, typer.Option("--interval", help="Count how often intervals hold the measurement.")] = False,
+    interval: Annotated[bool, typer.Option("--interval", help="Count how often the interval contains the measurement.")] = False,
 ) -> None:  # fmt: skip
     """Predicted against published for every forward row, and the cycle-level rows."""
     from tilecast.cli.progress import Screen
@@ -71,7 +71,7 @@ def validate_published(
 def validate_measured(
     table: _Table = None, codes: _Codes = None, machine: _Machine = None, as_json: AsJson = False, rows: _Rows = False,
     picture: _Picture = None,
-    kept: Annotated[bool, typer.Option("--kept", help="From the loops at hand, as --level kept, not from profiles.")] = False,
+    kept: Annotated[bool, typer.Option("--kept", help="Forecast from stored loops (--level kept), not from profiles.")] = False,
 ) -> None:  # fmt: skip
     """Predicted against measured cycles, kernel by kernel and shape by shape; needs no GPU."""
     from tilecast.cli.progress import Screen
@@ -150,7 +150,7 @@ def validate_counters(
     as_json: AsJson = False,
     rows: _Rows = False,
 ) -> None:
-    """Busy share of every unit, predicted against hardware counters; the disagreements name the unit."""
+    """Busy share of every unit, predicted against hardware counters; says which units disagree."""
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import show
     from tilecast.validation import counters as compare
@@ -164,7 +164,7 @@ def validate_counters(
 def validate_compare(
     bundle: Annotated[str, typer.Argument(help="A zip of tilecast bundle.")],
     machine: Annotated[
-        str | None, typer.Option("--machine", help="Machine to hold it against (default: its own).")
+        str | None, typer.Option("--machine", help="Machine to compare with (default: its own).")
     ] = None,
     as_json: AsJson = False,
     rows: _Rows = False,
@@ -233,11 +233,13 @@ def validate_tuner(
     table: _Table = None,
     codes: _Codes = None,
     machine: _Machine = None,
-    least: Annotated[int, typer.Option("--least", min=2, help="Only shapes with so many variants of a family.")] = 8,
+    least: Annotated[
+        int, typer.Option("--least", min=2, help="Only shapes with at least so many variants of a family.")
+    ] = 8,
     as_json: AsJson = False,
     rows: _Rows = False,
 ) -> None:
-    """What share of the exhaustive best a tuner reaches that times the first 1, 3 or 5; needs no GPU."""
+    """Speed of the tuner's first 1, 3 or 5 candidates, as a share of the best of all variants; needs no GPU."""
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import show
     from tilecast.validation.measured import tuner as tuner_run

@@ -24,7 +24,7 @@ from tilecast.model.kernel.workload import DTYPES, Workload, WorkloadError
 from tilecast.model.machine.machine import Machine, MachineError, load_machine, machine_names
 
 _WORK = "Workload"
-AsJson = Annotated[bool, typer.Option("--json", help="JSON with documented, stable keys (docs/json.md).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; its keys are documented and stable (docs/json.md).")]
 #: Fields of `Workload` by the option that sets them.
 OPTION_OF = {
     "batch": "--batch", "heads": "--heads", "heads_q": "--heads", "heads_kv": "--heads-kv", "seqlen_q": "--seqlen",
@@ -335,16 +335,16 @@ _CHANGE_OPTIONS: dict[str, Any] = {
     "whatif": _option(list[str] | None, "--whatif", "An older name of --set.", hidden=True),
 }
 _AT_HAND = (
-    "auto (default): choose and forecast by the machine code of loops at hand, where there is one, else before compilation. "
-    "fluid: before compilation, at once. kept: by machine code or not at all."
+    "auto (default): from the machine code of a kept loop where there is one, else before compilation. "
+    "fluid: always before compilation. kept: from a kept loop or not at all."
 )
 _LEVEL_AT_HAND_OPTIONS: dict[str, Any] = {"level": _option(str, "--level", _AT_HAND, None, lambda: _LEVELS)}
 _LEVEL_OPTIONS: dict[str, Any] = {
-    "level": _option(str, "--level", f"{_AT_HAND} code: compile the kernel, without a GPU, and follow its machine code.",
+    "level": _option(str, "--level", f"{_AT_HAND} code: compile the kernel (no GPU needed) and forecast from its machine code.",
                      None, lambda: (*_LEVELS, _COMPILES)),
 }  # fmt: skip
 _CLOCK_OPTIONS: dict[str, Any] = {
-    "clock": _option(str | None, "--clock", "sustained, short, how long the work lasts from a rest on (300ms, 2s), or a locked clock in MHz.", None,
+    "clock": _option(str | None, "--clock", "sustained, short, how long the GPU runs this work from idle (300ms, 2s), or a locked clock in MHz.", None,
                      lambda: ("sustained", "short")),
 }  # fmt: skip
 #: Of the machine, for verbs that settle a clock.
