@@ -16,3 +16,10 @@ GENERATOR = _PACKAGE / "codegen"
 #: Error of forecasts by GPU and dtype, as `validation.accuracy` found it.
 MODEL_ERROR = DATA / "model_error.csv"
 SHIPPED_KERNELS = _PACKAGE / "kernels" / "generated"
+
+
+def shipped_kernel(name: str | Path) -> Path | None:
+    """The file of the shipped kernel of that name, with or without ".py"; None where there is none."""
+    name = Path(name)
+    file = SHIPPED_KERNELS / f"{name.name.removesuffix('.py')}.py"
+    return file if name.parent == Path(".") and file.is_file() else None

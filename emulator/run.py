@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tilecast.base.data import SHIPPED_KERNELS
+from tilecast.base.data import shipped_kernel
 from tilecast.emulator.decorated import replaced
 from tilecast.emulator.errors import RequestError, UnsupportedError
 from tilecast.emulator.extremes import far_launches
@@ -76,8 +76,7 @@ def kernel_path(file: str | Path) -> Path:
     path = Path(file)
     if path.is_file():
         return path
-    shipped = SHIPPED_KERNELS / f"{path.name.removesuffix('.py')}.py"
-    if shipped.is_file() and path.parent == Path("."):
+    if (shipped := shipped_kernel(path)) is not None:
         return shipped
     raise RequestError(f"{file}: expected a kernel file or the name of a shipped kernel (tilecast generate writes one)")
 

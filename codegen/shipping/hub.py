@@ -66,7 +66,9 @@ def write_hub(folder: Path, version: str) -> int:
         try:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OutputError(f"--hub: expected a folder to write to, got {folder}: {error}") from None
+            raise OutputError(
+                f"--hub: expected a folder to write to, got {folder}: {error.strerror or error}"
+            ) from None
         write_text_atomically(str(folder / path), text)
     return len(files)
 

@@ -52,7 +52,7 @@ def run_report(
     source = Source(kernel_path(file))
     found = run_battery(source, machine, keep_going, progress, chosen, _QUICK if quick else None, tries=not quick)
     if not found.problems_in_all:
-        raise RequestError(f"--case: no problem of the battery is called '{case}'")
+        raise RequestError(f"--case: no problem of the battery has '{case}' in its label")
     waits = superfluous_waits(source, machine, chosen, progress) if superfluous and not found.failures else None
     return report(file, found, "" if quick else case, waits)
 

@@ -57,14 +57,16 @@ class Batch:
             raise WorkloadError(f"page: expected {', '.join(map(str, PAGES))} tokens, got {self.page}")
         if self.cache not in CACHES:
             raise WorkloadError(
-                f"cache: expected {' or '.join(CACHES[1:])} or nothing, for caches as q is, got '{self.cache}'"
+                f"cache: expected {' or '.join(CACHES[1:])}, or nothing for caches with the dtype of q, got '{self.cache}'"
             )
         h = self.heads
         if self.latent and (h.heads_kv != 1 or h.head_dim_v > h.head_dim_qk or self.cache):
             got = f"{h.heads_kv} key heads of {h.head_dim_qk}/{h.head_dim_v}" + (
                 f" in {self.cache}" if self.cache else ""
             )
-            raise WorkloadError(f"latent: expected one key head, as q is, whose first columns are V, got {got}")
+            raise WorkloadError(
+                f"latent: expected one key head with the dtype of q and V as its first columns, as in 576/512, got {got}"
+            )
 
     @property
     def queries(self) -> int:

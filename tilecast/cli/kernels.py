@@ -50,9 +50,10 @@ def generate(
     from tilecast.codegen.families import template_of
     from tilecast.codegen.generate import generate as write
     from tilecast.model.families import find_family
+    from tilecast.model.kernel.verdict import VariantError
 
     if direction not in ("fwd", *_UNRANKED):
-        raise typer.BadParameter(f"expected fwd, bwd, serve or append, got '{direction}'", param_hint="'--pass'")
+        raise VariantError(f"--pass: expected fwd, bwd, serve or append, got '{direction}'")
     if output is not None:
         check_writable(output)
     if direction != "fwd":

@@ -15,7 +15,10 @@ app = typer.Typer()
 _PANEL = "Kernels"
 #: What verbs about machine code take.
 _CodeFile = Annotated[
-    str, typer.Argument(help="A generated kernel file, a cubin, a fatbin, a Triton cache folder or a listing.")
+    str,
+    typer.Argument(
+        help="A generated kernel file or the name of a shipped one, a cubin, a fatbin, a Triton cache folder or a listing."
+    ),
 ]
 _SourceDtype = Annotated[str, typer.Option("--dtype", help="Of a generated kernel: bf16 or fp16.")]
 _OneKernel = Annotated[str | None, typer.Option("--kernel", help="Which kernel of several, by a part of its name.")]
@@ -29,7 +32,10 @@ def inspect(
     file: _CodeFile,
     arch: Annotated[
         str | None,
-        typer.Option("--arch", help="sm_80, sm_90a, sm_100a or sm_103a: what to compile for, or which code."),
+        typer.Option(
+            "--arch",
+            help="sm_80, sm_90a, sm_100a or sm_103a: what to compile for (default: what the file is written for), or which code.",
+        ),
     ] = None,
     dtype: _SourceDtype = "bf16",
     kernel: _OneKernel = None,
@@ -39,13 +45,18 @@ def inspect(
     """Read machine code without a GPU: registers, roles, loops, barriers; for generated kernels beside the forecast."""
     from tilecast.cli.progress import Screen, quiet_at_exit
     from tilecast.cli.tables import show
+    from tilecast.codegen.compiler.compile import CompileError
     from tilecast.codegen.compiler.inspection import as_dict, as_text, inspect_binary
     from tilecast.codegen.compiler.inspection import inspect as compile_and_read
+    from tilecast.codegen.compiler.kernel_file import named_file, written_for
 
     quiet_at_exit()
+    file = named_file(file)
     if file.endswith(".py"):
         if arch is None:
-            raise typer.BadParameter("what to compile for? sm_80, sm_90a, sm_100a or sm_103a", param_hint="'--arch'")
+            arch, *others = written_for(file)
+            if others:
+                raise CompileError(f"{file}: written for {', '.join((arch, *others))}: pick one with --arch")
         with Screen() as screen:
             screen("compile", 0, 0, file)
             report = compile_and_read(file, arch, dtype, kernel)
@@ -63,7 +74,9 @@ def forecast(
         str | None,
         typer.Option("--machine", help="Machine name or file (default: h200-sxm, b200 or b300, as the code is for)."),
     ] = None,
-    arch: Annotated[str | None, typer.Option("--arch", help="Target, where the file has code for several.")] = None,
+    arch: Annotated[
+        str | None, typer.Option("--arch", help="Target, where the file is or has code for several.")
+    ] = None,
     kernel: _OneKernel = None,
     warps: _Warps = None,
     dtype: _SourceDtype = "bf16",
@@ -96,11 +109,14 @@ def forecast(
     from tilecast.cli.progress import Screen, quiet_at_exit
     from tilecast.cli.tables import show
     from tilecast.codegen.compiler.binary import read_binary
+    from tilecast.codegen.compiler.compile import CompileError
+    from tilecast.codegen.compiler.kernel_file import named_file
     from tilecast.codegen.compiler.steady_answer import as_dict, as_text
     from tilecast.codegen.compiler.steady_forecast import MACHINES, Grid, forecast_binary, forecast_source
     from tilecast.model.machine.machine import load_machine
 
     quiet_at_exit()
+    file = named_file(file)
     if call is not None and (ctas is not None or tiles is not None or not file.endswith(".py")):
         raise typer.BadParameter(
             "is for a Python file, whose launch says how many CTAs it has: drop --ctas and --tiles",
@@ -119,9 +135,9 @@ def forecast(
         screen("forecast", 0, 0, file)
         if file.endswith(".py"):
             if chip is None:
-                raise typer.BadParameter(
-                    "which machine? h200-sxm, b200, b300, or a file of your own", param_hint="'--machine'"
-                )
+                chip = changes.of(load_machine(_machine_of(file, call is not None, arch)))
+            elif arch not in (None, chip.arch):
+                raise CompileError(f"--arch: {machine} is {chip.arch}, got '{arch}'")
             if call is not None:
                 _show_launch(file, call, chip, kernel, iterations, per_sm, as_json)
                 return
@@ -136,6 +152,23 @@ def forecast(
             chip = chip or changes.of(load_machine(MACHINES[binary.target]))
             found = forecast_binary(binary, chip, warps, per_sm=per_sm, grid=grid)
     show(as_text(found), as_dict(found), as_json)
+
+
+def _machine_of(file: str, of_any_author: bool, arch: str | None) -> str:
+    """The one machine for ``arch``, or for the target that a file is written for; CompileError, with those that there are, where it is not one."""
+    from tilecast.codegen.compiler.compile import CompileError
+    from tilecast.codegen.compiler.kernel_file import written_for
+    from tilecast.codegen.compiler.steady_forecast import MACHINES
+
+    targets = tuple(MACHINES) if of_any_author else written_for(file)
+    if arch is not None:
+        if arch not in targets:
+            raise CompileError(f"--arch: expected {', '.join(targets)}, got '{arch}'")
+        targets = (arch,)
+    if len(targets) == 1:
+        return MACHINES[targets[0]]
+    names = ", ".join(MACHINES[target] for target in targets)
+    raise CompileError(f"--machine: which machine? {names}, or a file of your own")
 
 
 def _show_launch(

@@ -48,7 +48,7 @@ def batch_of(
         given = "neither" if requests is None else "both"
         raise WorkloadError(f"--requests and --batch-file: expected one of the two, got {given}")
     if cache == "":
-        raise WorkloadError("--cache: expected e4m3, or no --cache for caches as q is, got ''")
+        raise WorkloadError("--cache: expected e4m3, or no --cache for caches with the dtype of q, got ''")
     lengths = (
         _in_options("--requests", lambda: parse_requests(requests))
         if requests is not None

@@ -31,7 +31,7 @@ OPTION_OF = {
     "seqlen_k": "--seqlen-k", "head_dim_qk": "--head-dim", "head_dim_v": "--head-dim-v", "dtype": "--dtype",
     "window": "--window", "clock": "--clock", "power": "--power", "step": "--step", "mode": "--mode", "grid": "--grid", "span": "--span",
     "m": "--m", "n": "--n", "k": "--k", "c_dtype": "--c-dtype", "d_dtype": "--d-dtype", "alpha": "--alpha", "beta": "--beta",
-    "in_place": "--in-place", "iterations": "--iterations", "page": "--page", "cache": "--cache",
+    "in_place": "--in-place", "iterations": "--iterations", "page": "--page", "cache": "--cache", "latent": "--latent",
 }  # fmt: skip
 #: The level of a forecast that compiles a kernel, beside those of the model.
 _COMPILES = "code"

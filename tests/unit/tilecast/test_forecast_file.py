@@ -217,7 +217,7 @@ def test_a_kernel_without_products_is_told_by_what_it_moves(tmp_path: Path, caps
     ("arguments", "text"),
     [
         ((BACKWARD, "--machine", "h200"), "its launch starts row_terms, gradients, round_dq: which one? Say --kernel"),
-        ((KERNEL,), "which machine? h200-sxm, b200, b300, or a file of your own"),
+        ((KERNEL,), "--machine: which machine? b200, b300, or a file of your own"),
         (("LISTING", "--warps", "4", "--ctas", "8"), "--ctas and --iterations"),
         (
             ("LISTING", "--warps", "4", "--ctas", "8", "--iterations", "1:2:3"),
@@ -229,6 +229,11 @@ def test_a_kernel_without_products_is_told_by_what_it_moves(tmp_path: Path, caps
         (("LISTING", "--machine", "b2000"), "b2000"),
         (("LISTING", "--machine", "h200", "--set", "mufu.ex2=none"), "mufu.ex2"),
         (("none.cubin",), "found none"),
+        ((KERNEL, "--arch", "sm_90a"), "--arch: expected sm_100a, sm_103a, got 'sm_90a'"),
+        ((KERNEL, "--machine", "b200", "--arch", "sm_90a"), "--arch: b200 is sm_100a, got 'sm_90a'"),
+        (("none.py",), "none.py: cannot read the kernel: No such file or directory"),
+        (("PLAIN",), "found no TILECAST header; forecast and emulate take any other with --call"),
+        (("PLAIN", "--call", "main()"), "--machine: which machine? a100, h200-sxm, b200, b300, or a file of your own"),
     ],
 )
 def test_what_cannot_be_forecast_is_one_sentence(
@@ -238,6 +243,8 @@ def test_what_cannot_be_forecast_is_one_sentence(
     listing.write_text(HOPPER)
     counts = tmp_path / "counts.sass"
     counts.write_text(HOPPER.replace(WGMMA, "IADD3 R1, R1, 0x1, RZ"))
-    files = {"LISTING": str(listing), "COUNTS": str(counts)}
+    plain = tmp_path / "plain.py"
+    plain.write_text("def f(): ...")
+    files = {"LISTING": str(listing), "COUNTS": str(counts), "PLAIN": str(plain)}
     code, out, err = run(capsys, "forecast", *(files.get(one, one) for one in arguments))
     assert code == 2 and not out and text in err and err.count("\n") == 1

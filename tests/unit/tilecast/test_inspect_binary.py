@@ -85,6 +85,6 @@ def test_what_it_asks_for_is_one_sentence(
     assert code == 2 and not out and text in err and err.count("\n") == 1
 
 
-def test_a_source_needs_a_target(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "inspect", "k.py")
+def test_a_source_for_several_targets_needs_one(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "inspect", "blackwell_ws_d64_full")
     assert code == 2 and not out and "--arch" in err and err.count("\n") == 1

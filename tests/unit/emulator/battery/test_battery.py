@@ -204,7 +204,7 @@ def test_the_verb_runs_the_battery_and_says_where_to_look(tmp_path: Path) -> Non
     )
     assert [one["severity"] for one in answer["compiler"]] in ([], ["not asked"])
     refused = tilecast("emulate", "hopper_ws_d64_full", "--case", "no such problem")
-    assert refused.returncode == 2 and "no problem of the battery is called" in refused.stderr
+    assert refused.returncode == 2 and "no problem of the battery has" in refused.stderr
 
 
 #: One substitution each: (kernel, old, new, problems, the first step that departs, a changed line that the message quotes).

@@ -802,10 +802,13 @@ def test_requests_to_add_that_are_not_forecast_are_refused() -> None:
 
 
 def test_batches_that_make_no_sense() -> None:
-    with pytest.raises(WorkloadError, match="cache: expected e4m3 or nothing, for caches as q is, got 'int8'"):
+    with pytest.raises(
+        WorkloadError, match="cache: expected e4m3, or nothing for caches with the dtype of q, got 'int8'"
+    ):
         Batch(((1, 8),), HEADS, cache="int8")
     with pytest.raises(
-        WorkloadError, match="latent: expected one key head, as q is, whose first columns are V, got 8 key heads"
+        WorkloadError,
+        match="latent: expected one key head with the dtype of q and V as its first columns, as in 576/512, got 8 key heads",
     ):
         Batch(((1, 8),), HEADS, latent=True)
     with pytest.raises(VariantError, match="with families mla-hopper, got 'serving'"):
