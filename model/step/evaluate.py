@@ -304,28 +304,29 @@ def _loops(batch: Batch, dealt: Dealing, items: Items | None) -> Loops:
     )
 
 
+def _around(batch: Batch, machine: Machine, dealt: Dealing, items: Items | None, mhz: float) -> Around:
+    """What a launch's items cost around their loops, by what its kernels count."""
+    sms, counts = int(machine["chip.sm_count"]), dealt.counts
+    if isinstance(counts, TileCounts):
+        if dealt.longer and (items is None or items.joins is None or not items.joins.any()):
+            counts = counts.of_one_part()
+        counts = replace(counts, sequences=len(batch.lengths), laps=1 + (dealt.longer > 0))
+        return AroundTiles(machine, counts, dealt.tile_m, mhz=mhz)
+    if isinstance(counts, RunsCounts):
+        merges = 0 if items is None else len(items.splits_of_tile)
+        return AroundRuns(machine, counts, dealt.tile_m, mhz=mhz, first_merges=min(1.0, sms / max(1, merges)))
+    once = items is not None and items.count <= sms * dealt.programs
+    return Around(machine, counts, dealt.tile_m, dealt.warps, dealt.most_splits, mhz, once)
+
+
 def _costs(
     batch: Batch, heads: Workload, machine: Machine, variant: StepVariant, dealt: Dealing, items: Items | None, programs: int,
     memory_needs: float, l2: float, mhz: float,
 ) -> Costs:  # fmt: skip
     sms = int(machine["chip.sm_count"])
     merges = 0 if items is None else len(items.splits_of_tile)
-    counts, once = dealt.counts, items is not None and items.count <= sms * dealt.programs
-    if (
-        isinstance(counts, TileCounts)
-        and dealt.longer
-        and (items is None or items.joins is None or not items.joins.any())
-    ):
-        counts = counts.of_one_part()
-    if isinstance(counts, TileCounts):
-        counts = replace(counts, sequences=len(batch.lengths), laps=1 + (dealt.longer > 0))
-    around = (
-        AroundTiles(machine, counts, dealt.tile_m, mhz=mhz)
-        if isinstance(counts, TileCounts)
-        else AroundRuns(machine, counts, dealt.tile_m, mhz=mhz, first_merges=min(1.0, sms / max(1, merges)))
-        if isinstance(counts, RunsCounts)
-        else Around(machine, counts, dealt.tile_m, dealt.warps, dealt.most_splits, mhz, once)
-    )
+    around = _around(batch, machine, dealt, items, mhz)
+    counts = around.counts
     pace = _pace(heads, in_turn(variant, dealt), machine, batch.page, batch.capped)
     blocks = float(items.blocks.sum()) if items is not None else 0.0
     port = machine["l2.bytes_per_clk_per_sm"] * sms

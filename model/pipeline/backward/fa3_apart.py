@@ -94,8 +94,32 @@ class _Keys(Warpgroups):
             arithmetic(m, "step1", "bookkeeping", keys, 1, step_work(m, *_KEY_STEP), 0.0),
             self.hold("have_dk", keys, self.signal),
         ]  # fmt: skip
+        owned = TILE * (d + dv) * size
+        return Pipeline(
+            name=f"fa3 backward apart, keys {TILE}x{TILE}", machine=m.name,
+            ops=(self.copy("load_q", "load_q", TILE * d * size), self.copy("load_do", "load_do", TILE * dv * size),
+                 *value_ops, *key_ops),
+            edges=self._edges(),
+            roles=(Role("load_q", (Step("load_q"),), 1, 24), Role("load_do", (Step("load_do"),), 1, 24),
+                   Role(values, tuple(Step(op.name) for op in value_ops), WARPS, 240),
+                   Role(keys, tuple(Step(op.name) for op in key_ops), WARPS, 240)),
+            buffers=(
+                Buffer("K", "smem", TILE * d * size, 1, "", "s"), Buffer("V", "smem", TILE * dv * size, 1, "", "dp"),
+                Buffer("Q", "smem", TILE * d * size, STAGES, "load_q", "dk"),
+                Buffer("dO", "smem", TILE * dv * size, STAGES, "load_do", "dv"),
+                Buffer("P", "smem", int(p_bytes), STAGES, "store_p", "load_p"),
+                Buffer("dK", "registers", TILE * d * kernels.FLOAT, 1, "dk", ""),
+                Buffer("dV", "registers", TILE * dv * kernels.FLOAT, 1, "dv", ""),
+            ),
+            rows_per_cta=TILE, keys_per_iteration=TILE, ctas_per_sm=1, prologue_cycles=self.start(14),
+            epilogue_cycles=self.leave(TILE * max(d, dv)), edge_read_bytes=owned, edge_write_bytes=owned,
+            tiles_overlap=False, mask_demand=(("exp", common.mask_work(m, elements * 2.0)),),
+        )  # fmt: skip
+
+    def _edges(self) -> tuple[Edge, ...]:
+        """What waits for what: S to dV in one warpgroup, dP to dK in the other, and P between them."""
         done, summed = self.done("smem"), self.done("register")
-        edges = [
+        return (
             Edge("load_q", "begin0", 0, self.landed, "data", "Q"), Edge("load_do", "begin1", 0, self.landed, "data", "dO"),
             Edge("load_do", "turn0", 0, self.landed, "data", "dO"), Edge("load_q", "turn1", 0, self.landed, "data", "Q"),
             Edge("s", "have_s", 0, done, "data", "S accumulator"), Edge("have_s", "exp", 0, 0.0, "data", "S accumulator"),
@@ -114,27 +138,6 @@ class _Keys(Warpgroups):
             Edge("have_dk", "load_q", STAGES, self.arrive, "buffer", "Q slot"),
             Edge("have_dp", "load_do", STAGES, self.arrive, "buffer", "dO slot"),
             Edge("have_dv", "load_do", STAGES, self.arrive, "buffer", "dO slot"),
-        ]  # fmt: skip
-        owned = TILE * (d + dv) * size
-        return Pipeline(
-            name=f"fa3 backward apart, keys {TILE}x{TILE}", machine=m.name,
-            ops=(self.copy("load_q", "load_q", TILE * d * size), self.copy("load_do", "load_do", TILE * dv * size),
-                 *value_ops, *key_ops),
-            edges=tuple(edges),
-            roles=(Role("load_q", (Step("load_q"),), 1, 24), Role("load_do", (Step("load_do"),), 1, 24),
-                   Role(values, tuple(Step(op.name) for op in value_ops), WARPS, 240),
-                   Role(keys, tuple(Step(op.name) for op in key_ops), WARPS, 240)),
-            buffers=(
-                Buffer("K", "smem", TILE * d * size, 1, "", "s"), Buffer("V", "smem", TILE * dv * size, 1, "", "dp"),
-                Buffer("Q", "smem", TILE * d * size, STAGES, "load_q", "dk"),
-                Buffer("dO", "smem", TILE * dv * size, STAGES, "load_do", "dv"),
-                Buffer("P", "smem", int(p_bytes), STAGES, "store_p", "load_p"),
-                Buffer("dK", "registers", TILE * d * kernels.FLOAT, 1, "dk", ""),
-                Buffer("dV", "registers", TILE * dv * kernels.FLOAT, 1, "dv", ""),
-            ),
-            rows_per_cta=TILE, keys_per_iteration=TILE, ctas_per_sm=1, prologue_cycles=self.start(14),
-            epilogue_cycles=self.leave(TILE * max(d, dv)), edge_read_bytes=owned, edge_write_bytes=owned,
-            tiles_overlap=False, mask_demand=(("exp", common.mask_work(m, elements * 2.0)),),
         )  # fmt: skip
 
 

@@ -94,11 +94,32 @@ def build(workload: Workload, variant: HopperMlaVariant, machine: Machine) -> Pi
         fa3.product(workload, m, "pv1", "pv", "consumer1", 1, half, KEYS, "smem"),
         Op("have_o1", "barrier", "consumer1", (), barrier, tile=1),
     )  # fmt: skip
+    names = ("ahead", "qk", "qk_rest", "have_s", "max", "exp", "pack", "rescale", "pv", "give", "have_o")
+    roles = (
+        Role("load", (Step("load_k"),), 1, 40),
+        Role("consumer0", tuple(Step(f"{name}0") for name in names), 4, 208),
+        Role("consumer1", tuple(Step(f"{name}1") for name in ("take", "pv", "have_o")), 4, 160),
+    )
+    rows = ROWS * size
+    return replace(
+        made, name=f"latent on Hopper {ROWS}x{KEYS}", ops=ops, edges=_edges(made, workload, variant, m), roles=roles,
+        buffers=(
+            Buffer("Q", "smem", rows * workload.head_dim_qk, 1, "", "qk0"), Buffer("P", "smem", rows * KEYS, 1, "give0", "pv1"),
+            Buffer("K", "smem", KEYS * workload.head_dim_qk * size, variant.kv_stages, "load_k", "qk0"),
+        ),
+        keys_per_iteration=KEYS, rows_per_cta=ROWS, mask_demand=(),
+        edge_read_bytes=float(rows * workload.head_dim_qk), edge_write_bytes=float(rows * workload.head_dim_v),
+    )  # fmt: skip
+
+
+def _edges(made: Pipeline, workload: Workload, variant: HopperMlaVariant, m: Machine) -> tuple[Edge, ...]:
+    """Those of the loop with one consumer, without its copies of V, and those of the right half of O."""
+    half = workload.head_dim_v // 2
     done, arrive = (
         mma_completion_latency_cycles(m, ROWS, half, workload.dtype, "smem", 1),
         m["sync.mbarrier_roundtrip_cycles"],
     )
-    edges = (
+    return (
         *(
             edge._replace(src="qk_rest0") if edge.src == "qk0" else edge
             for edge in made.edges
@@ -112,22 +133,6 @@ def build(workload: Workload, variant: HopperMlaVariant, machine: Machine) -> Pi
         Edge("pv1", "have_o1", 0, done, "data", "O accumulator"),
         *(Edge(f"pv{g}", "load_k", variant.kv_stages, done + arrive, "buffer", "K slot") for g in (0, 1)),
     )
-    names = ("ahead", "qk", "qk_rest", "have_s", "max", "exp", "pack", "rescale", "pv", "give", "have_o")
-    roles = (
-        Role("load", (Step("load_k"),), 1, 40),
-        Role("consumer0", tuple(Step(f"{name}0") for name in names), 4, 208),
-        Role("consumer1", tuple(Step(f"{name}1") for name in ("take", "pv", "have_o")), 4, 160),
-    )
-    rows = ROWS * size
-    return replace(
-        made, name=f"latent on Hopper {ROWS}x{KEYS}", ops=ops, edges=edges, roles=roles,
-        buffers=(
-            Buffer("Q", "smem", rows * workload.head_dim_qk, 1, "", "qk0"), Buffer("P", "smem", rows * KEYS, 1, "give0", "pv1"),
-            Buffer("K", "smem", KEYS * workload.head_dim_qk * size, variant.kv_stages, "load_k", "qk0"),
-        ),
-        keys_per_iteration=KEYS, rows_per_cta=ROWS, mask_demand=(),
-        edge_read_bytes=float(rows * workload.head_dim_qk), edge_write_bytes=float(rows * workload.head_dim_v),
-    )  # fmt: skip
 
 
 def _held(m: Machine, op: Op, instructions: int) -> Op:
