@@ -87,6 +87,7 @@ def predict(
     are done before compilation; with `compiled_variant` the variant, chosen before compilation, is compiled and timed from its machine code.
     Raises PredictError, VariantError, MachineError or WorkloadError (all ValueError) with one sentence.
     """
+    _check_types(workload, variant)
     chip = machine_of(machine)
     chip = chip if power is None else chip.at_power(power)
     if published and compiler is at_hand:
@@ -103,6 +104,16 @@ def predict(
     missed = compiler is not None and made is None and (compiler is not at_hand or chip.arch in LOOP_TARGETS)
     notes = (_NO_LOOP,) if missed else ()
     return _explain(work, chip, variant, origin, clock, answer, effects, made, fluid, notes)
+
+
+def _check_types(workload: object, variant: object) -> None:
+    """PredictError for arguments in another order, and for a variant as text: who calls need not run a type checker."""
+    if not isinstance(workload, Workload):
+        raise PredictError(f"workload: expected a tilecast.Workload, the machine second, got {type(workload).__name__}")
+    if isinstance(variant, str):
+        raise PredictError(
+            f"variant: expected tilecast.parse_variant('family:knob=value,...'), got the text '{variant}'"
+        )
 
 
 def choose(

@@ -139,6 +139,11 @@ def test_given_variant_is_used_and_marked() -> None:
         ),
         (lambda: predict(W, "b200", clock=5.0), "expected 50 to 1965 MHz"),
         (lambda: predict(replace(W, dtype="fp8"), "a100"), "a100 has no fp8 matrix rate"),
+        (lambda: predict("b200", W), "workload: expected a tilecast.Workload, the machine second, got str"),
+        (
+            lambda: predict(W, "b200", "cta_group=1"),
+            r"variant: expected tilecast.parse_variant\(.*, got the text 'cta_group=1'",
+        ),
         (lambda: predict(W, "b200", Fa3Variant()), "fa3 cannot run .* on b200: family fa3"),
         (
             lambda: predict(replace(W, head_dim_qk=512, head_dim_v=512), "b200"),
