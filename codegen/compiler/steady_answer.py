@@ -100,9 +100,9 @@ def _product_lines(found: SteadyForecast, matrix: str) -> list[str]:
     return [
         f"An iteration of {matrix} takes {_least(found)}{found.cycles:,.0f} cycles for {found.flop / 1e6:.2f} MFLOP of an SM: the tensor core is busy "
         f"{found.tensor_share:.0%} of them.",
-        f"{found.machine['chip.sm_count']:.0f} SMs at the rated {found.mhz:.0f} MHz make {found.tflops:,.0f} TFLOP/s as long as all run the loop: what "
-        "stands around it, memory and",
-        "the power limit are not in it.",
+        f"{found.machine['chip.sm_count']:.0f} SMs at the rated {found.mhz:.0f} MHz make {found.tflops:,.0f} TFLOP/s while all run the loop. Not included: "
+        "the code around it,",
+        "memory and the power limit.",
     ]
 
 
@@ -147,7 +147,7 @@ def as_text(found: SteadyForecast) -> str:
     lines += _launch_lines(found)
     busy = sorted(((cycles / found.cycles, name) for name, cycles in run.busy.items()), reverse=True)
     lines += ["", "busy   " + " · ".join(f"{name} {share:.0%}" for share, name in busy if share >= _BUSY), ""]
-    lines.append("role                 instructions   stands at barriers, cycles an iteration")
+    lines.append("role                 instructions   waits at barriers, cycles an iteration")
     rows: dict[tuple[str, str], list[str]] = {}
     for role in kernel.roles:
         waits = sorted(((c, b) for (name, b), c in run.waits.items() if name == role.name and c >= _WAIT), reverse=True)
@@ -186,7 +186,7 @@ def _left_out_lines(found: SteadyForecast) -> list[str]:
     counted = " The launch's iterations are counted as all of this one." if found.launch is not None else ""
     return [
         "",
-        f"Of each role {followed} is followed, others (masks, remainders, other phases) are not.{counted}",
+        f"Each role is simulated in {followed}, its other loops (masks, remainders, other phases) are not.{counted}",
         *(
             f"  {_together(names)}: {len(others)} more loop{'s' if len(others) > 1 else ''}, of {' and '.join(map(str, others))} instructions"
             for others, names in told.items()

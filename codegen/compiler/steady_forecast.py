@@ -33,7 +33,7 @@ from tilecast.model.training.launch import tiles_of
 #: Machine that code of a target is forecast for where none is named.
 MACHINES = {"sm_80": "a100", "sm_90a": "h200-sxm", "sm_100a": "b200", "sm_103a": "b300"}
 #: Of loops of backward passes.
-_WITHOUT = "CTAs that add to one dQ by turns wait for each other: neither has that, the forecast of a pass does."
+_WITHOUT = "CTAs that add to the same dQ in a fixed order wait for each other: only the forecast of a whole pass includes that."
 #: Products of an iteration from which on it tells something that each is waited for.
 _SERIAL = 4
 _NO_LAUNCH = " Its launch is not told: around its loop the code cannot be followed."

@@ -135,7 +135,7 @@ def _launch_line(launch: LaunchRun) -> str:
     what = "decode " if launch.dealt.least_rows == 1 or launch.dealt.most_rows <= FEW_ROWS else "prefill"
     head = f"  {what}    {_time(launch.seconds)}   {title(launch.variant)}, {launch.clock.mhz:.0f} MHz, "
     if launch.items is None:
-        return head + f"no sequence of its own: {launch.programs} programs look for one"
+        return head + f"no sequence for it: {launch.programs} programs find nothing to do"
     split = _split_text(launch, launch.items.most_splits)
     return head + f"{_count(launch.items.sequences)}{split}: {launch.items.count} items, {launch.slots} at once"
 
@@ -151,8 +151,8 @@ def _split_text(launch: LaunchRun, most: int) -> str:
     if dealt.chained:
         return (
             each
-            + ", taken in one after the other"
-            + (", in runs" if dealt.teams else ", of far longer tiles dealt out" if dealt.longer else "")
+            + ", one after the other in a program"
+            + (", in runs" if dealt.teams else ", those of very long tiles in several" if dealt.longer else "")
         )
     return f"{each}{', at most' if dealt.parting else ' into at most'} {most}" if most > 1 else ""
 
