@@ -71,18 +71,18 @@ def attention_kvcache(
     k, v: (batch, seqlen_new, heads_kv, ...), or with cu_seqlens_k_new (total_new, heads_kv, ...), are first written to the cache behind
     its cache_seqlens keys and count as keys from then on; cache_seqlens itself stays.  An e4m3 cache gets k / k_descale, rounded to the nearest, 448 at the
     most.  What a cache has no room for is not written.  No two sequences may write to one row or page.
-    rotary_cos, rotary_sin: (positions, half of the columns that turn), float32 or as q; keys turn as they are written, and
-    queries, the i-th as position cache_seqlens + i, or without causal and window all as cache_seqlens.  rotary_interleaved: pairs are
+    rotary_cos, rotary_sin: (positions, half of the rotated columns), float32 or as q; keys are rotated as they are written, and
+    queries too, the i-th as position cache_seqlens + i, or without causal and window all as cache_seqlens.  rotary_interleaved: pairs are
     neighbours (GPT-J), otherwise halves (GPT-NeoX, Llama in transformers).  Needs k and v; positions beyond the tables count as the last.
     max_seqlen_q: with cu_seqlens_q, the most queries of a sequence; needed.
-    max_seqlen_k: the most keys of a sequence, by default what table or cache hold; a tight one saves scratch memory.
+    max_seqlen_k: the most keys of a sequence, by default what table or cache hold; a tight bound saves scratch memory.
     head_dim_v: values are the first so many columns of v_cache, all of them by default: no view has to be made for each call.
     causal, window, scale: as `tilecast.attention`: the last query sits at the last key.
     softcap: scores become softcap * tanh(score / softcap); 0 for none.
     k_descale, v_descale: what keys and values are multiplied by, float32 of one number or (batch, heads_kv).
     sinks: (heads_q,), a logit that every row's softmax also counts, with no value; float32 or as q.
     return_lse: also return the natural log of each row's sum, float32 (batch, heads_q, seqlen_q) or (heads_q, total_q).
-    check: look at lengths and tables on the device, which waits for it, and raise AttentionError where they make no sense.
+    check: check lengths and tables on the device, which waits for it, and raise AttentionError where they are invalid.
     Without it lengths beyond ``max_seqlen_k`` count as that, and a page outside the pool is undefined.
 
     What is in memory beyond a sequence's keys, NaN included, never matters.  A sequence gets the same bits alone and in any

@@ -14,21 +14,21 @@ FAR = 1 << 29
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """Which sequences' keys are parted: those whose tiles leave SMs idle, from their own lengths and heads alone."""
+    """Into how many parts the keys of a sequence are divided: more than one where its tiles leave SMs idle; depends only on its own lengths and heads."""
 
     #: SMs that the parts of a sequence are to fill, most parts of a sequence, fewest keys of a part.
     sms: int
     most: int
     keys: int
-    #: Parts of tiles that a launch has room for, and where only those of far longer tiles than others are dealt out.
+    #: Most parts of tiles that a launch has memory for, and most where only the parts of very long tiles go to several programs.
     room: int
     some: int
-    #: Places of a program for what a tile has so far: none where that stays in registers.
+    #: Slots in memory of a program for intermediate results of a tile: none where these stay in registers.
     chained: int
 
     def wanted(self, tiles: int, keys: int) -> int:
-        """Parts of so many keys that a sequence of so many tiles wants: those that fill the SMs once, or twice where that leaves fewer of them
-        idle and keys are enough."""
+        """Parts that the keys of a sequence of ``tiles`` tiles are divided into: those that fill the SMs once, or twice where that leaves fewer of them
+        idle and there are enough keys."""
         once, twice, most = self.sms // tiles, 2 * self.sms // tiles, min(keys // self.keys, self.most)
         return max(1, min(twice if 2 * once < twice <= most else once, most))
 
@@ -39,7 +39,7 @@ class Parting:
 
 @dataclass(frozen=True, slots=True)
 class Dealing:
-    """What a launch does with sequences, for heads of one model."""
+    """How a launch assigns sequences to tiles, splits and programs, for heads of one model."""
 
     #: Rows of the sequences that it takes: queries times query heads that share a key head.
     least_rows: int
@@ -53,7 +53,7 @@ class Dealing:
     most_splits: int
     #: Whether a sequence of ``most_splits`` splits has even shares of its blocks; else splits of a multiple of ``split_keys``.
     even: bool
-    #: Programs that an SM holds, and how many times as many a launch may have; 1: those that are there take all items in turn.
+    #: Programs that an SM holds, and how many times as many a launch may have; 1: programs are persistent and take all items.
     programs: int
     waves: int
     #: Warps of a program that merge.
@@ -67,9 +67,9 @@ class Dealing:
     tiles_first: bool = False
     #: Which sequences' keys are parted, where the kernel does that.
     parting: Parting | None = None
-    #: Whether programs take in the splits of a tile, or the parts of its keys, one after the other.
+    #: Whether one program processes the splits of a tile, or the parts of its keys, one after the other.
     chained: bool = False
-    #: Share of all blocks that tiles have more than whose parts are dealt out all the same; 0: none is.
+    #: Tiles with more than this share of all blocks have their parts assigned to several programs nevertheless; 0: none.
     longer: float = 0.0
     #: Programs of a part of the query heads that then share all splits in runs, which begin and end inside tiles; 0: each takes whole tiles.
     teams: int = 0
