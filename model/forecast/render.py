@@ -276,7 +276,7 @@ def _footing(p: Forecast) -> list[str]:
     lines = ["Rests on (facts with a range, and how far it moves the forecast)", *_rests_on(p)]
     lines += [f"  NOTE {text}" for text in p.notes]
     if p.outside_calibrated_range:
-        lines.append("  OUTSIDE the range the model was held against: " + "; ".join(p.outside_calibrated_range))
+        lines.append("  OUTSIDE the range the model was validated against: " + "; ".join(p.outside_calibrated_range))
     return lines
 
 
@@ -291,7 +291,7 @@ def as_html(p: Forecast) -> str:
     )
     kernel = f"Kernel: {p.pipeline.name} ({p.variant_origin}): {short_text(p.variant)}."
     outside = p.outside_calibrated_range
-    warning = [f"Outside the range the model was held against: {'; '.join(outside)}."] if outside else []
+    warning = [f"Outside the range the model was validated against: {'; '.join(outside)}."] if outside else []
     waits = html_table(
         "The operations that set the period, in cycles",
         ("operation", "alone", "sharing", "hand-over", "after"),

@@ -69,7 +69,7 @@ def _code_dict(f: GemmForecast) -> dict[str, object]:
 def checked_note(f: GemmForecast) -> str:
     """What forecasts of the kernel's family were held against."""
     if f.variant.family != "gemm_hopper":
-        return f"no forecast of family {f.variant.family} has been held against a measurement yet"
+        return f"no forecast of family {f.variant.family} has been validated against a measurement yet"
     if f.variant.parts > 1:
         return f"forecasts of {PARTED_KERNELS} kernels that share k, on an H200, were off by {PARTED_ERROR:.1%} in the mean before compilation"
     off, how = (MEASURED_ERROR, "before compilation") if f.code is None else (MEASURED_CODE_ERROR, "from machine code")

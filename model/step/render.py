@@ -10,8 +10,8 @@ from tilecast.model.step.evaluate import LaunchRun
 from tilecast.model.step.launches.variant import title
 
 _BAR = 24
-#: By machine: which measured steps its forecasts were held against, and the command that does it again.
-HELD_AGAINST = {
+#: By machine: which measured steps its forecasts were validated against, and the command that does it again.
+VALIDATED_AGAINST = {
     "h200-sxm": ("steps measured on an H200", "tilecast validate serving"),
     "h100-sxm": (
         "steps measured on an H100 that decode from bf16 and latent caches",
@@ -71,11 +71,11 @@ def as_dict(f: StepForecast) -> dict[str, object]:
 
 
 def checked_note(f: StepForecast) -> str:
-    """What forecasts of steps on the machine were held against."""
-    if f.machine.name not in HELD_AGAINST:
-        return f"no step was measured on {f.machine.name} yet; forecasts were held against those of an H200 and an H100 (tilecast validate serving)"
-    words, command = HELD_AGAINST[f.machine.name]
-    return f"held against {words} ({command})"
+    """What forecasts of steps on the machine were validated against."""
+    if f.machine.name not in VALIDATED_AGAINST:
+        return f"no step was measured on {f.machine.name} yet; forecasts were validated against those of an H200 and an H100 (tilecast validate serving)"
+    words, command = VALIDATED_AGAINST[f.machine.name]
+    return f"validated against {words} ({command})"
 
 
 def _launch_dict(launch: LaunchRun) -> dict[str, object]:

@@ -146,7 +146,7 @@ def _about_the_model(e: Evidence) -> Iterator[Risk]:
     if outside:
         yield Risk(
             "Outside what was checked",
-            f"The model was never held against measurements here: {'; '.join(outside)}.",
+            f"The model was never validated against measurements here: {'; '.join(outside)}.",
             1.0,
         )
     best = min((r for r in e.regions if r.count), key=lambda r: r.p90, default=None)

@@ -10,7 +10,7 @@ from support.paths import ROOT
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.step.batch import Batch
 from tilecast.model.step.forecast import forecast_step
-from tilecast.model.step.render import HELD_AGAINST, as_dict, as_text
+from tilecast.model.step.render import VALIDATED_AGAINST, as_dict, as_text
 from tilecast.validation.measured.serving import _MACHINES, TABLE, ServingTableError, run_serving
 from tilecast.validation.measured.serving_tables import read_table
 
@@ -122,13 +122,15 @@ def test_a_step_says_which_tables_of_its_machine_it_was_held_against() -> None:
         _MACHINES[read_table(path)[0][1]["gpu"]]
         for path in (TABLE, *(ROOT / "data" / "measured" / name for name in SHOWN))
     }
-    assert held == set(HELD_AGAINST)
-    for machine, (_, command) in HELD_AGAINST.items():
+    assert held == set(VALIDATED_AGAINST)
+    for machine, (_, command) in VALIDATED_AGAINST.items():
         table = command.removeprefix("tilecast validate serving").strip()
         path = ROOT / table if table else TABLE
         assert _MACHINES[read_table(path)[0][1]["gpu"]] == machine
         assert path in (TABLE, *(ROOT / "data" / "measured" / name for name in SHOWN))
     batch = Batch(((1, 1024),), Workload(1, 32, 8, 1))
     for machine in ("h200-sxm", "h100-sxm"):
-        assert as_dict(forecast_step(batch, machine))["notes"] == [f"held against {' ('.join(HELD_AGAINST[machine])})"]
+        assert as_dict(forecast_step(batch, machine))["notes"] == [
+            f"validated against {' ('.join(VALIDATED_AGAINST[machine])})"
+        ]
     assert "no step was measured on b200" in as_text(forecast_step(batch, "b200"))
