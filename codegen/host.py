@@ -45,6 +45,8 @@ class Host:
     out_described: bool = False
     #: Whether heads of fewer columns, a multiple of 8, are taken as well.
     narrower: bool = False
+    #: Whether launches may work in numbers and counters that they are given (`scratch` of the file says in how many).
+    scratch: bool = False
 
     @property
     def width_text(self) -> str:
@@ -105,7 +107,8 @@ class Host:
     def arguments(self) -> str:
         """The kernel's arguments but the scale."""
         tensors = "*descriptors" if self.described else "q, k, v"
-        return f"({tensors}, {'lse' if self.out_described else 'out, lse'}, {self.numbers})"
+        work = ", partials, arrived" if self.scratch else ""
+        return f"({tensors}, {'lse' if self.out_described else 'out, lse'}{work}, {self.numbers})"
 
 
 def box_loops(boxes: Sequence[tuple[str, str, int]], splits: Sequence[str] = ()) -> tuple[tuple[str, ...], str]:

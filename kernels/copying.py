@@ -18,7 +18,7 @@ from tilecast.kernels.starting import compiled_starter, on_device, takes_of, tol
 _MODULE, _OLDEST = "triton_copy", (8, 0)
 _DTYPES = torch.bfloat16, torch.float16
 #: Device index -> the kernel's ``launch``, None where it does not run.
-_known: dict[int, Callable[..., None] | None] = {}
+_known: dict[int, Any] = {}
 
 
 def empty_output(q: Any, head_dim_v: int, dtype: Any = None) -> Any:
@@ -62,11 +62,11 @@ def copied(wanted: Sequence[tuple[Any, int | None]]) -> list[Any]:
 def _copy(tensors: tuple[Any, ...], rooms: tuple[Any, ...]) -> None:
     """Write each tensor to its room."""
     device, launch = rooms[0].get_device(), None
-    if device >= 0 and all(to.dtype in _DTYPES and not to.shape[3] & 7 and to.shape[3] <= 1024 for to in rooms):
+    if device >= 0 and all(to.dtype in _DTYPES and not to.shape[3] & 7 for to in rooms):
         launch = _known[device] if device in _known else _known.setdefault(device, _find(device))
-    if launch is not None:
-        for first in range(0, len(rooms), 3):
-            launch(tensors[first : first + 3], rooms[first : first + 3])
+    if launch is not None and all(to.shape[3] <= launch.widest for to in rooms):
+        for first in range(0, len(rooms), launch.most):
+            launch(tensors[first : first + launch.most], rooms[first : first + launch.most])
         return
     for x, to in zip(tensors, rooms, strict=True):
         columns = x.shape[3]
@@ -86,7 +86,8 @@ def _find(device: int) -> Callable[..., None] | None:
 
 
 def copier(module: Any) -> Callable[..., None]:
-    """``launch`` of the generated file as a module, (tensors, rooms), which remembers what it works out for shapes and keeps no tensor."""
+    """``launch`` of the generated file as a module, (tensors, rooms), which remembers what it works out for shapes and keeps no tensor; ``most``
+    tensors a launch, of up to ``widest`` columns."""
     plans: dict[Any, Any] = {}
 
     def launch(tensors: tuple[Any, ...], rooms: tuple[Any, ...]) -> None:
@@ -98,6 +99,7 @@ def copier(module: Any) -> Callable[..., None]:
             start = keep(plans, key, _plan(module, tensors, rooms))
         start(*given)
 
+    launch.most, launch.widest = module.MOST, module.WIDEST  # type: ignore[attr-defined]
     return launch
 
 

@@ -18,6 +18,7 @@ import torch
 
 from tilecast.kernels.assembling import Change
 from tilecast.kernels.narrowing import change_for
+from tilecast.kernels.scratch import counters_of
 from tilecast.kernels.starting import Start, compiled_starter, on_device, sm_count, takes_of, told_apart
 
 #: Shapes that a launcher remembers; when there are more, it forgets them all.
@@ -109,10 +110,22 @@ def _in_base_2(scale: float) -> float:
 def _plan(module: Any, tensors: tuple[Any, ...], window_left: int, window_right: int) -> Any:
     """The launch of one shape, of (q, k, v, out, lse) and the scale; False for empty tensors, ValueError for what is not taken."""
     apart = told_apart(tensors)
-    planned = module.plan(*apart, window_left, window_right)
+    sizes = module.scratch(*apart, window_left, window_right) if hasattr(module, "scratch") else (0, 0)
+    counters = counters_of(tensors[0].device)
+    work = counters.get(*sizes) if sizes[1] else ()
+    planned = module.plan(*apart, window_left, window_right, *work)
     if not planned:
         return False
-    return _step((module.attention, *planned), apart, 1, module.OPTIONS, 1, _of_fewer_columns(module, tensors))
+    change = _of_fewer_columns(module, tensors)
+    start = _step((module.attention, *planned), [*apart, *work], 1, module.OPTIONS, 1, change)
+    if not work:
+        return start
+    get = counters.get
+
+    def with_scratch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale_log2: float) -> None:
+        start(q, k, v, out, lse, *get(*sizes), scale_log2)
+
+    return with_scratch
 
 
 def _of_fewer_columns(module: Any, tensors: tuple[Any, ...]) -> Change | None:

@@ -122,6 +122,8 @@ class _Shape:
         name = self.dtype if dtype is None else _Name(dtype)
         return _Shape(tuple(shape), name, name.itemsize, self.device.index)
 
+    new_zeros = new_empty
+
     def zero_(self) -> None:
         """There is nothing to fill."""
 

@@ -26,6 +26,8 @@ TEMPLATE, FAMILY = "triton_short.py.j2", "triton_short"
 #: Targets that the kernels run on.
 TARGETS = triton_portable.targets(False)
 _POINTERS = ("q_ptr", "k_ptr", "v_ptr", "out_ptr", "lse_ptr")
+#: What programs that share a tile write their parts to, and where they say so.
+_WORK = ("partials", "arrived")
 _STRIDES = tuple(f"stride_{tensor}{axis}" for tensor in "qkvo" for axis in "bhs")
 _SIZES = ("heads_kv", "group", "inverse", "seqlen_q", "seqlen_k", "window_right")
 #: What is None where keys before a row have no limit, where heads have all columns, where all keys are one block, and where
@@ -33,6 +35,10 @@ _SIZES = ("heads_kv", "group", "inverse", "seqlen_q", "seqlen_k", "window_right"
 _NONE_OR_NUMBERS = ("window_left", "eighths_qk", "eighths_v", "several", "far")
 #: Columns of V from which on a kernel for one block of keys has a form for many programs, which takes V and O by halves.
 _HALVED_COLUMNS = 256
+#: Columns of O that are joined at a time, and parts under way while some are joined.
+_JOINED_COLUMNS, _JOINED_AHEAD = 128, 4
+#: How many programs an SM may get so that parts have programs of their own.
+_APART_ROUNDS = 4
 _NUMBERS = "*(n // 8 for x in (q, k, v, out) for n in x.stride()[:3]), *sizes"
 
 
@@ -55,6 +61,8 @@ class ShortKernel:
     sm_bytes: int
     #: Whether it is for keys of several blocks.
     several: bool = False
+    #: Keys of a part, whose result is joined with that of the parts before; 0: all keys are one.
+    part_keys: int = 0
 
     @property
     def columns_qk(self) -> int:
@@ -82,8 +90,24 @@ class ShortKernel:
         return 2 * (self.tile_m * self.columns_qk + self.kv_stages * self.tile_n * (self.columns_qk + self.columns_v))
 
     @property
+    def joined_columns(self) -> int:
+        """Columns of O that are joined at a time: a thread holds those of two parts."""
+        return min(self.columns_v, _JOINED_COLUMNS)
+
+    @property
+    def apart(self) -> int:
+        """Most programs that have parts of their own."""
+        return _APART_ROUNDS * self.sms
+
+    @property
+    def joined_ahead(self) -> int:
+        """Parts that are under way while some are joined."""
+        return _JOINED_AHEAD
+
+    @property
     def _none_or_numbers(self) -> tuple[str, ...]:
-        return (*_NONE_OR_NUMBERS, "many") if self.halves or self.fewer_stages else _NONE_OR_NUMBERS
+        found = (*_NONE_OR_NUMBERS, "parts") if self.part_keys else _NONE_OR_NUMBERS
+        return (*found, "many") if self.halves or self.fewer_stages else found
 
     @property
     def unspecialized(self) -> str:
@@ -93,13 +117,22 @@ class ShortKernel:
     @property
     def signature(self) -> str:
         """The head of the kernel."""
-        names = (*_POINTERS, *_STRIDES, *_SIZES, *self._none_or_numbers, "scale_log2")
+        names = (*_POINTERS, *_WORK * bool(self.part_keys), *_STRIDES, *_SIZES, *self._none_or_numbers, "scale_log2")
         return in_lines(", ".join(names), "def attention(", "):")
 
     @property
     def host(self) -> Host:
         """The host side."""
-        host = Host("window", self.head_dim_qk, self.head_dim_v, (), _NUMBERS, described=False, narrower=self.narrower)
+        host = Host(
+            "window",
+            self.head_dim_qk,
+            self.head_dim_v,
+            (),
+            _NUMBERS,
+            described=False,
+            narrower=self.narrower,
+            scratch=bool(self.part_keys),
+        )
         many: tuple[str, ...] = ()
         if self.halves:
             alone = " and ".join(
@@ -114,6 +147,12 @@ class ShortKernel:
                 "# Many programs keep a block less under way, so that an SM has two of them: the same bits.",
                 f"many = programs if programs > {self.sms} else None",
             )
+        parts: tuple[str, ...] = ()
+        if self.part_keys:
+            parts = (
+                "parts = triton.cdiv(seqlen_k, PART.value) if seqlen_k > PART.value else None",
+                "programs *= 1 if partials is None else parts",
+            )
         lines = (
             *WINDOW_STATEMENTS,
             "group = heads_q // heads_kv",
@@ -125,9 +164,10 @@ class ShortKernel:
             "reach = (group * x.stride(1) + tall * x.stride(2) for x in (q, out))",
             "far = 1 if max(*reach, *(seqlen_k * x.stride(2) for x in (k, v))) >= 2**31 or group > 16384 else None",
             "left = window_left if window_left < no_limit else None",
+            *parts,
             *many,
             "sizes = (heads_kv, group, -(-(1 << 30) // group), seqlen_q, seqlen_k, window_right, left, *eighths, several, far"
-            f"{', many' * bool(many)})",
+            f"{', parts' * bool(parts)}{', many' * bool(many)})",
         )
         return replace(host, statements=lines)
 
@@ -140,7 +180,13 @@ def _eighths(columns: str, most: int) -> str:
 
 
 def generate_short(
-    workload: Workload, machine: Machine, variant: Fa2Variant, version: str = "", *, narrower: bool = False
+    workload: Workload,
+    machine: Machine,
+    variant: Fa2Variant,
+    version: str = "",
+    *,
+    narrower: bool = False,
+    part_keys: int = 0,
 ) -> str:
     """The source of the kernel of ``variant``, for any mask, with ``narrower`` also for heads of fewer columns; ``workload`` is what its
     header names.
@@ -159,10 +205,14 @@ def generate_short(
         "variant": variant_text(variant),
         "workload": workload.as_dict(),
     }
-    return render(TEMPLATE, {"k": context(variant, workload, machine, narrower), "header": header_text(header)})
+    return render(
+        TEMPLATE, {"k": context(variant, workload, machine, narrower, part_keys), "header": header_text(header)}
+    )
 
 
-def context(variant: Fa2Variant, workload: Workload, machine: Machine, narrower: bool = False) -> ShortKernel:
+def context(
+    variant: Fa2Variant, workload: Workload, machine: Machine, narrower: bool = False, part_keys: int = 0
+) -> ShortKernel:
     """What the template reads of a variant that can be written."""
     lines = [
         keys_seen("window"),
@@ -183,4 +233,5 @@ def context(variant: Fa2Variant, workload: Workload, machine: Machine, narrower:
         sms=int(machine["chip.sm_count"]),
         sm_bytes=int(machine["smem.per_sm_bytes"]),
         several=workload.seqlen_k > variant.tile_n,
+        part_keys=part_keys,
     )

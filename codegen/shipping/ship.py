@@ -74,6 +74,8 @@ class Shipped:
     workload: Workload
     #: What the registry has to know, as the index holds it.
     facts: dict[str, object]
+    #: Of kernels of short sequences, keys of a part whose result is made apart; 0: all keys are one.
+    part_keys: int = 0
 
 
 def read_list(path: Path = LIST) -> tuple[Shipped, ...]:
@@ -137,7 +139,10 @@ def _shipped(row: dict[str, object]) -> Shipped:
     work = Workload(max(1, _TOKENS // length), heads * group, heads, queries, length, dim, dim_v, mask,
                     _window(length) if mask == "window" else None, str(row.get("dtype", "bf16")))  # fmt: skip
     facts = {key: row[key] for key in _REGISTRY if key in row}
-    return Shipped(str(row["module"]), str(row["family"]), str(row["machine"]), str(row["variant"]), work, facts)
+    part_keys = int(str(row.get("part_keys", 0)))
+    return Shipped(
+        str(row["module"]), str(row["family"]), str(row["machine"]), str(row["variant"]), work, facts, part_keys
+    )
 
 
 def files(version: str) -> Iterator[tuple[Path, str]]:
@@ -189,7 +194,12 @@ def files(version: str) -> Iterator[tuple[Path, str]]:
         yield (
             Path("generated") / f"{kernel.module}.py",
             generate_short(
-                kernel.workload, load_machine(kernel.machine), chosen, version, narrower="head_dim_min" in kernel.facts
+                kernel.workload,
+                load_machine(kernel.machine),
+                chosen,
+                version,
+                narrower="head_dim_min" in kernel.facts,
+                part_keys=kernel.part_keys,
             ),
         )
         index.append(

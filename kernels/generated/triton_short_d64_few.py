@@ -38,6 +38,16 @@ def load_rows(ptr, offsets, eighths, COLUMNS: tl.constexpr):
 
 
 @triton.jit
+def seen_scores(q, k, keys, first_key, last_key):
+    """S = Q K^T, -inf where a row does not see a key."""
+    s = tl.dot(q, k.T)
+    seen = keys[None, :] <= last_key[:, None]
+    if first_key is not None:
+        seen = seen & (keys[None, :] >= first_key[:, None])
+    return tl.where(seen, s, float("-inf"))
+
+
+@triton.jit
 def attend(q, kv, key, last, first_key, last_key, scale_log2, state):
     """Take in the keys of one block: S = Q K^T, online softmax in base 2, O = O * correction + P V; state None: there were none before."""
     k_ptr, v_ptr, stride_ks, stride_vs, eighths_qk, eighths_v = kv
@@ -46,12 +56,7 @@ def attend(q, kv, key, last, first_key, last_key, scale_log2, state):
     there = tl.minimum(keys, last)
     k = load_rows(k_ptr, there * stride_ks, eighths_qk, QK_COLUMNS)
     v = load_rows(v_ptr, there * stride_vs, eighths_v, V_COLUMNS)
-    s = tl.dot(q, k.T)
-    seen = keys[None, :] <= last_key[:, None]
-    if first_key is not None:
-        seen = seen & (keys[None, :] >= first_key[:, None])
-    s = tl.where(seen, s, float("-inf"))
-
+    s = seen_scores(q, k, keys, first_key, last_key)
     new_max = tl.max(s, 1) * scale_log2
     if state is None:
         new_max = tl.maximum(new_max, LOWEST)
@@ -66,6 +71,18 @@ def attend(q, kv, key, last, first_key, last_key, scale_log2, state):
         row_sum = row_sum * correction + tl.sum(p, 1)
         o = tl.dot(p.to(v.dtype), v, o * correction[:, None])
     return new_max, row_sum, o
+
+
+@triton.jit
+def write(state, out_ptr, out_rows, eighths, valid, FIRST: tl.constexpr, COLUMNS: tl.constexpr):
+    """Write COLUMNS of rows of the output from FIRST on; a row that saw no key has row_sum 0, and gives 0."""
+    _, row_sum, o = state
+    out = tl.where((row_sum == 0.0)[:, None], 0.0, o * (1.0 / row_sum)[:, None]).to(out_ptr.dtype.element_ty)
+    columns = tl.arange(0, COLUMNS) + FIRST
+    stored = valid[:, None]
+    if eighths is not None:
+        stored = stored & (columns // 8 < eighths)[None, :]
+    tl.store(out_ptr + (out_rows[:, None] + columns[None, :]), out, mask=stored)
 
 
 @triton.jit
@@ -148,22 +165,15 @@ def attention(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, stride_qb, stride_qh, strid
         row_max = tl.full([TILE_M], LOWEST, tl.float32)  # in base 2: max over keys of s * scale_log2
         row_sum = tl.zeros([TILE_M], tl.float32)
         state = (row_max, row_sum, tl.zeros([TILE_M, V_COLUMNS], tl.float32))
-        begin = 0
+        begin, end = 0, last + 1
         if window_left is not None:
             begin = tl.maximum(first_query + diagonal - window_left, 0) // TILE_N * TILE_N
-        for key in tl.range(begin, last + 1, TILE_N):
+        for key in tl.range(begin, end, TILE_N):
             state = attend(q, kv, key, last, first_key, last_key, scale_log2, state)
-
-    # A row that saw no key has row_sum 0: its output is 0, its lse log2(0) = -inf.
-    row_max, row_sum, o = state
-    out = tl.where((row_sum == 0.0)[:, None], 0.0, o * (1.0 / row_sum)[:, None]).to(out_ptr.dtype.element_ty)
     out_rows = head * in_elements(stride_oh, far) + later_there * in_elements(stride_os, far)
-    places = out_ptr + (out_rows[:, None] + tl.arange(0, V_COLUMNS)[None, :])
-    stored = valid[:, None]
-    if eighths_v is not None:
-        stored = stored & (tl.arange(0, V_COLUMNS) // 8 < eighths_v)[None, :]
-    tl.store(places, out, mask=stored)
-    lse = (row_max + tl.math.log2(row_sum)) * LN2
+    write(state, out_ptr, out_rows, eighths_v, valid, 0, V_COLUMNS)
+    row_max, row_sum, _ = state
+    lse = (row_max + tl.math.log2(row_sum)) * LN2  # of a row that saw no key log2(0) = -inf
     lse_ptr += tl.cast(place, tl.int64) * group * seqlen_q + first_query
     tl.store(lse_ptr + (tl.cast(head, tl.int64) * seqlen_q + later), lse, mask=valid)
 

@@ -19,8 +19,9 @@ from tilecast.kernels import registry
 from tilecast.kernels.again import watched
 from tilecast.kernels.errors import UnsupportedError, scale_refusal
 from tilecast.kernels.registration import register
+from tilecast.kernels.scratch import Counters
 from tilecast.kernels.selection import DTYPE_NAMES, capability_of
-from tilecast.kernels.serving.launching import FOLLOWS, LEADS, Counters, Launcher, join_all, start_all
+from tilecast.kernels.serving.launching import FOLLOWS, LEADS, Launcher, join_all, start_all
 from tilecast.kernels.starting import on_device
 
 #: ((fewest rows, most rows, launcher, launch), ...), with no rows in common.

@@ -227,15 +227,15 @@ def scratch(monkeypatch):
     """Counters on such a device, and where calls stand: (counters, {"stream", "capturing"})."""
     from types import SimpleNamespace
 
-    from tilecast.kernels.serving import launching
+    from tilecast.kernels import scratch as module
 
     at = {"stream": 1, "capturing": False}
-    monkeypatch.setattr(launching, "capturing", lambda: at["capturing"])
+    monkeypatch.setattr(module, "capturing", lambda: at["capturing"])
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: at["stream"], raising=False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: at["stream"])
-    monkeypatch.setattr(launching, "lasting_zeros", lambda count, kind, device: Zeros(count, kind))
-    monkeypatch.setattr(launching.Counters, "_empty", lambda self, floats: ("new", floats))
-    return launching.Counters(SimpleNamespace(type="cuda", index=0)), at
+    monkeypatch.setattr(module, "lasting_zeros", lambda count, kind, device: Zeros(count, kind))
+    monkeypatch.setattr(module.Counters, "_empty", lambda self, floats: ("new", floats))
+    return module.Counters(SimpleNamespace(type="cuda", index=0)), at
 
 
 def test_a_streams_launches_share_scratch_and_streams_do_not(scratch) -> None:
@@ -267,13 +267,13 @@ def test_a_capture_has_scratch_of_its_own(scratch) -> None:
 
 
 def test_captures_that_take_most_counters_leave_more_to_the_next(scratch) -> None:
-    from tilecast.kernels.serving import launching
+    from tilecast.kernels.scratch import _COUNTERS
 
     counters, at = scratch
     counters.get(1000, 10)
     stock = counters._stock
     at["capturing"] = True
-    counters.get(1000, launching._COUNTERS // 2 + 4)
+    counters.get(1000, _COUNTERS // 2 + 4)
     at["capturing"] = False
     counters.get(1000, 10)
     assert counters._stock is not stock and counters._taken == 0
@@ -284,7 +284,7 @@ def test_counters_of_a_captured_launch_outlast_their_stock(scratch) -> None:
     import gc
     import weakref
 
-    from tilecast.kernels.serving import launching
+    from tilecast.kernels.scratch import _COUNTERS
 
     counters, at = scratch
     counters.get(1000, 10)
@@ -292,7 +292,7 @@ def test_counters_of_a_captured_launch_outlast_their_stock(scratch) -> None:
     for _ in range(3):
         stocks.append(weakref.ref(counters._stock))
         at["capturing"] = True
-        counters.get(1000, launching._COUNTERS // 2 + 4)
+        counters.get(1000, _COUNTERS // 2 + 4)
         at["capturing"] = False
         counters.get(1000, 10)
     gc.collect()

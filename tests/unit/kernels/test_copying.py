@@ -50,6 +50,7 @@ def test_three_tensors_are_one_launch_and_others_go_by_pytorch(monkeypatch) -> N
         for x, to in zip(tensors, rooms, strict=True):
             to.zero_()[..., : x.shape[3]].copy_(x)
 
+    launch.most, launch.widest = 3, 64
     monkeypatch.setattr(torch.Tensor, "get_device", lambda self: 0)
     monkeypatch.setattr(copying, "_known", {0: launch})
     given = [rows() for _ in range(4)]
@@ -60,6 +61,7 @@ def test_three_tensors_are_one_launch_and_others_go_by_pytorch(monkeypatch) -> N
     # No whole 16 bytes, another type, and where the kernel does not run.
     copied([(rows(columns=60).transpose(1, 2), 60)])
     copied([(rows().float(), 64)])
+    copied([(given[0], 72)])  # wider than the kernel takes
     monkeypatch.setattr(copying, "_known", {0: None})
     assert torch.equal(copied([(given[0], 72)])[0][..., :64], given[0])
     assert len(launches) == 2
@@ -84,7 +86,7 @@ def test_a_shape_is_planned_once_and_keeps_no_tensor(monkeypatch) -> None:
     def plan(tensors, rooms):
         return ((7, 1, 1), (*tensors, *rooms)) if tensors[0].numel() else ()
 
-    launch = copying.copier(types.SimpleNamespace(plan=plan, copy=None, OPTIONS={}))
+    launch = copying.copier(types.SimpleNamespace(plan=plan, copy=None, OPTIONS={}, MOST=3, WIDEST=1024))
     x = rows()
     for _ in range(2):
         launch((x, x), (empty_output(x, 64), empty_output(x, 64)))

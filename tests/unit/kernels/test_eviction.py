@@ -113,6 +113,7 @@ def test_ptx_of_a_later_release_than_the_assembler_s_stays(cache: Path) -> None:
 
 
 def test_a_launch_copies_once_up_to_what_its_module_says(torch, monkeypatch) -> None:
+    from tilecast.kernels.scratch import Counters
     from tilecast.kernels.serving import launching
 
     asked = []
@@ -121,7 +122,7 @@ def test_a_launch_copies_once_up_to_what_its_module_says(torch, monkeypatch) -> 
         ONCE_BYTES=2 * 64 * (16 + 8) * 2, scratch=lambda *_: (1, 1), plan=lambda *_: ((1, 1, 1), (), ()), attention=None, OPTIONS={}
     )  # fmt: skip
     device = torch.device("cpu")
-    launcher = launching.Launcher(module, (1, 16), device, launching.Counters(device))
+    launcher = launching.Launcher(module, (1, 16), device, Counters(device))
     q, k, v = (
         torch.zeros(2, n, heads, d, dtype=torch.bfloat16) for n, heads, d in ((1, 1, 16), (64, 1, 16), (64, 1, 8))
     )
@@ -129,5 +130,5 @@ def test_a_launch_copies_once_up_to_what_its_module_says(torch, monkeypatch) -> 
     for keys in (64, 65):
         launcher._plan(tensors, 0.0, 1, keys, (-1, -1), 0)
     del module.ONCE_BYTES
-    launching.Launcher(module, (1, 16), device, launching.Counters(device))._plan(tensors, 0.0, 1, 1, (-1, -1), 0)
+    launching.Launcher(module, (1, 16), device, Counters(device))._plan(tensors, 0.0, 1, 1, (-1, -1), 0)
     assert asked == [with_evict_first, None, None]

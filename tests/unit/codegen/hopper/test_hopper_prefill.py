@@ -298,7 +298,8 @@ def one_list(made):
 
 
 def test_one_list_of_queries_and_keys_has_the_bits_of_two_and_of_each_sequence_alone(kernel, monkeypatch) -> None:
-    from tilecast.kernels.serving.launching import Counters, Launcher
+    from tilecast.kernels.scratch import Counters
+    from tilecast.kernels.serving.launching import Launcher
 
     module, dealt = kernel(SMALL_TILES, ALIKE.dims), []
     plan = module.plan

@@ -493,7 +493,8 @@ def test_generate_writes_one(tmp_path, capsys) -> None:
 
 
 def test_the_operators_launcher_gives_descriptors_their_tensors(kernel) -> None:
-    from tilecast.kernels.serving.launching import Counters, Launcher
+    from tilecast.kernels.scratch import Counters
+    from tilecast.kernels.serving.launching import Launcher
 
     problem = Problem(((2, 130), (2, 40)), packed_q=False, page=32)
     made, device = make(problem), torch.device("cpu")
