@@ -45,8 +45,9 @@ class Host:
     out_described: bool = False
     #: Whether heads of fewer columns, a multiple of 8, are taken as well.
     narrower: bool = False
-    #: Whether launches may work in numbers and counters that they are given (`scratch` of the file says in how many).
-    scratch: bool = False
+    #: Where a second launch may join what the first leaves in `partials` (`scratch` of the file says how many numbers), the end of what `plan`
+    #: returns: grids and arguments of such launches.
+    joined: str = ""
 
     @property
     def width_text(self) -> str:
@@ -107,7 +108,7 @@ class Host:
     def arguments(self) -> str:
         """The kernel's arguments but the scale."""
         tensors = "*descriptors" if self.described else "q, k, v"
-        work = ", partials, arrived" if self.scratch else ""
+        work = ", partials" if self.joined else ""
         return f"({tensors}, {'lse' if self.out_described else 'out, lse'}{work}, {self.numbers})"
 
 

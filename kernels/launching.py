@@ -109,23 +109,32 @@ def _in_base_2(scale: float) -> float:
 
 def _plan(module: Any, tensors: tuple[Any, ...], window_left: int, window_right: int) -> Any:
     """The launch of one shape, of (q, k, v, out, lse) and the scale; False for empty tensors, ValueError for what is not taken."""
-    apart = told_apart(tensors)
-    sizes = module.scratch(*apart, window_left, window_right) if hasattr(module, "scratch") else (0, 0)
-    counters = counters_of(tensors[0].device)
-    work = counters.get(*sizes) if sizes[1] else ()
-    planned = module.plan(*apart, window_left, window_right, *work)
-    if not planned:
-        return False
-    change = _of_fewer_columns(module, tensors)
-    start = _step((module.attention, *planned), [*apart, *work], 1, module.OPTIONS, 1, change)
-    if not work:
-        return start
-    get = counters.get
+    apart, change = told_apart(tensors), _of_fewer_columns(module, tensors)
+    floats = module.scratch(*apart, window_left, window_right) if hasattr(module, "scratch") else 0
+    if floats:
+        return _plan_of_parts(module, tensors[0].device, apart, (window_left, window_right), floats, change)
+    planned = module.plan(*apart, window_left, window_right)
+    return _step((module.attention, *planned), apart, 1, module.OPTIONS, 1, change) if planned else False
 
-    def with_scratch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale_log2: float) -> None:
-        start(q, k, v, out, lse, *get(*sizes), scale_log2)
 
-    return with_scratch
+def _plan_of_parts(
+    module: Any, device: Any, apart: list[Any], window: tuple[int, int], floats: int, change: Change | None
+) -> Start:
+    """The launch of one shape whose programs leave ``floats`` numbers, and that which joins them, and may begin before the first has ended."""
+    get, follows = counters_of(device).get, device.type == "cuda"
+    given = [*apart, get(floats, 0)[0]]
+    grid, arguments, joined = module.plan(*apart, *window, given[-1], 1 if follows else None)
+    start = _step((module.attention, grid, arguments), given, 1, module.OPTIONS, 1, change)
+    places, joins = joined
+    takes = takes_of(joins, given)
+    join = compiled_starter(module.attention_join, module.JOIN_OPTIONS, places, joins, takes, len(given) + 1, follows)
+
+    def both(q: Any, k: Any, v: Any, out: Any, lse: Any, scale_log2: float) -> None:
+        partials = get(floats, 0)[0]
+        start(q, k, v, out, lse, partials, scale_log2)
+        join(q, k, v, out, lse, partials, scale_log2)
+
+    return both
 
 
 def _of_fewer_columns(module: Any, tensors: tuple[Any, ...]) -> Change | None:

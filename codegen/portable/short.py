@@ -26,8 +26,25 @@ TEMPLATE, FAMILY = "triton_short.py.j2", "triton_short"
 #: Targets that the kernels run on.
 TARGETS = triton_portable.targets(False)
 _POINTERS = ("q_ptr", "k_ptr", "v_ptr", "out_ptr", "lse_ptr")
-#: What programs that share a tile write their parts to, and where they say so.
-_WORK = ("partials", "arrived")
+#: What programs that share a tile write their parts to.
+_WORK = ("partials",)
+#: What the launch that joins parts takes of the same.
+_JOIN_POINTERS = ("partials", "out_ptr", "lse_ptr")
+_JOIN_NUMBERS = (
+    "stride_ob",
+    "stride_oh",
+    "stride_os",
+    "heads_kv",
+    "group",
+    "seqlen_q",
+    "seqlen_k",
+    "window_right",
+    "window_left",
+    "eighths_v",
+    "parts",
+    "slots",
+    "follows",
+)
 _STRIDES = tuple(f"stride_{tensor}{axis}" for tensor in "qkvo" for axis in "bhs")
 _SIZES = ("heads_kv", "group", "inverse", "seqlen_q", "seqlen_k", "window_right")
 #: What is None where keys before a row have no limit, where heads have all columns, where all keys are one block, and where
@@ -35,10 +52,11 @@ _SIZES = ("heads_kv", "group", "inverse", "seqlen_q", "seqlen_k", "window_right"
 _NONE_OR_NUMBERS = ("window_left", "eighths_qk", "eighths_v", "several", "far")
 #: Columns of V from which on a kernel for one block of keys has a form for many programs, which takes V and O by halves.
 _HALVED_COLUMNS = 256
-#: Columns of O that are joined at a time, and parts under way while some are joined.
-_JOINED_COLUMNS, _JOINED_AHEAD = 128, 4
-#: How many programs an SM may get so that parts have programs of their own.
-_APART_ROUNDS = 4
+#: Numbers of O that a program joins.
+_JOINED_NUMBERS = 1024
+#: SMs to a tile whose parts have programs of their own, at least (data/measured/h200_short_parts.csv).
+_SMS_OF_PARTED = 2
+_JOINED = ", *joined"
 _NUMBERS = "*(n // 8 for x in (q, k, v, out) for n in x.stride()[:3]), *sizes"
 
 
@@ -90,29 +108,34 @@ class ShortKernel:
         return 2 * (self.tile_m * self.columns_qk + self.kv_stages * self.tile_n * (self.columns_qk + self.columns_v))
 
     @property
-    def joined_columns(self) -> int:
-        """Columns of O that are joined at a time: a thread holds those of two parts."""
-        return min(self.columns_v, _JOINED_COLUMNS)
+    def joined_rows(self) -> int:
+        """Rows that a program joins."""
+        return _JOINED_NUMBERS // self.columns_v
+
+    @property
+    def join_signature(self) -> str:
+        """The head of the kernel that joins parts."""
+        return in_lines(", ".join((*_JOIN_POINTERS, *_JOIN_NUMBERS)), "def attention_join(", "):")
+
+    @property
+    def join_unspecialized(self) -> str:
+        """Its numbers that the compiled code must not depend on."""
+        return _listed(_JOIN_NUMBERS)
 
     @property
     def apart(self) -> int:
-        """Most programs that have parts of their own."""
-        return _APART_ROUNDS * self.sms
-
-    @property
-    def joined_ahead(self) -> int:
-        """Parts that are under way while some are joined."""
-        return _JOINED_AHEAD
+        """Most tiles whose parts have programs of their own."""
+        return self.sms // _SMS_OF_PARTED
 
     @property
     def _none_or_numbers(self) -> tuple[str, ...]:
-        found = (*_NONE_OR_NUMBERS, "parts") if self.part_keys else _NONE_OR_NUMBERS
+        found = (*_NONE_OR_NUMBERS, "parts", "follows") if self.part_keys else _NONE_OR_NUMBERS
         return (*found, "many") if self.halves or self.fewer_stages else found
 
     @property
     def unspecialized(self) -> str:
         """Numbers that the compiled code must not depend on."""
-        return "[" + ", ".join(f'"{name}"' for name in (*_STRIDES, *_SIZES, *self._none_or_numbers)) + "]"
+        return _listed((*_STRIDES, *_SIZES, *self._none_or_numbers))
 
     @property
     def signature(self) -> str:
@@ -131,7 +154,7 @@ class ShortKernel:
             _NUMBERS,
             described=False,
             narrower=self.narrower,
-            scratch=bool(self.part_keys),
+            joined=_JOINED if self.part_keys else "",
         )
         many: tuple[str, ...] = ()
         if self.halves:
@@ -148,10 +171,16 @@ class ShortKernel:
                 f"many = programs if programs > {self.sms} else None",
             )
         parts: tuple[str, ...] = ()
+        joins: tuple[str, ...] = ()
         if self.part_keys:
             parts = (
                 "parts = triton.cdiv(seqlen_k, PART.value) if seqlen_k > PART.value else None",
                 "programs *= 1 if partials is None else parts",
+            )
+            joins = (
+                "of_join = (heads_kv, group, seqlen_q, seqlen_k, window_right, left, eighths[1], parts, programs, follows)",
+                "joins = programs // (parts or 1) * TILE_M.value // JOINED.value",
+                "joined = () if partials is None else (((joins, 1, 1), (partials, out, lse, *(n // 8 for n in out.stride()[:3]), *of_join)),)",
             )
         lines = (
             *WINDOW_STATEMENTS,
@@ -167,9 +196,15 @@ class ShortKernel:
             *parts,
             *many,
             "sizes = (heads_kv, group, -(-(1 << 30) // group), seqlen_q, seqlen_k, window_right, left, *eighths, several, far"
-            f"{', parts' * bool(parts)}{', many' * bool(many)})",
+            f"{', parts, follows' * bool(parts)}{', many' * bool(many)})",
+            *joins,
         )
         return replace(host, statements=lines)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    """Names as a list of strings."""
+    return "[" + ", ".join(f'"{name}"' for name in names) + "]"
 
 
 def _eighths(columns: str, most: int) -> str:
@@ -220,6 +255,11 @@ def context(
         f"{variant.tile_n} keys at a time; every block is masked, and where all keys are one block there is no loop.",
         "Runs on any GPU from sm_80 on with triton and torch alone.  Generated by tilecast: regenerate it instead of editing it.",
     ]
+    if part_keys:
+        lines.insert(
+            2,
+            f"Parts of {part_keys} keys have programs of their own where tiles are few, and a second launch joins them.",
+        )
     return ShortKernel(
         title=f"Attention forward of short sequences for head_dim {dims_text(workload)} in plain Triton",
         description=textwrap.fill("  ".join(lines), 120),

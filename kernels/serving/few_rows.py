@@ -47,8 +47,9 @@ MORE_TILES = {
 }
 #: Columns of q and k, and of v, that have kernels of their own; others of more than 128 run on those of 256, if any.
 OWN_WIDTHS = 192, 128
-#: Most rows that a kernel for decoding takes in one tile: where there are kernels of short sequences, it has what keys are more than these take.
-DECODED_ROWS = 16
+#: Most rows that a kernel for decoding takes in one tile: where there are kernels of short sequences, it has what keys are more than these take,
+#: and of wider heads than they part keys for, more rows.
+DECODED_ROWS, PARTED_COLUMNS = 16, 128
 _NO_LISTS = (None,) * 8
 #: (device index, dtype, head_dim, head_dim_v) for which there is no serving kernel, and those of short sequences for others.
 _without: set[Any] = set()
@@ -67,11 +68,18 @@ def attend(
     seqlen_q, seqlen_k, heads = q.shape[2], k.shape[2], q.shape[1]
     rows = seqlen_q * (heads // k.shape[1])
     few = seqlen_q <= QUERIES and seqlen_k >= KEYS and rows <= ROWS
-    if TWO_PARTS <= seqlen_k < PARTED_KEYS and rows <= HALF_ROWS and left < 0:
-        few = few or HALF_COLUMNS[0] <= q.shape[3] <= HALF_COLUMNS[1]
+    halves = (
+        TWO_PARTS <= seqlen_k < PARTED_KEYS
+        and rows <= HALF_ROWS
+        and left < 0
+        and HALF_COLUMNS[0] <= q.shape[3] <= HALF_COLUMNS[1]
+    )
+    few, wide = few or halves, max(q.shape[3], v.shape[3]) > PARTED_COLUMNS
     long = seqlen_q * heads <= PARTED_ROWS and seqlen_k >= PARTED_KEYS
     short = seqlen_q < FULL_QUERIES and heads > k.shape[1]
-    small = seqlen_q < FULL_QUERIES and seqlen_k < PARTED_KEYS and not few
+    small = (
+        seqlen_q < FULL_QUERIES and seqlen_k < PARTED_KEYS and not (few and (rows <= DECODED_ROWS or halves or wide))
+    )
     if not (few or long or short or small):
         return None
     kind = q.get_device(), q.dtype, q.shape[3], v.shape[3]

@@ -26,8 +26,9 @@ from tilecast.model.sm.simulate import steady_state
 WARPS = 4
 #: Queries and keys from which on no kernel of short sequences is asked, and rows of a tile of other kernels, of a head of its own.
 FULL_QUERIES, PARTED_KEYS, DENSE_ROWS = 256, 2048, 128
-#: Most queries and most rows of a key head, and fewest keys, that go to the kernels that decode.
-DECODED_QUERIES, DECODED_ROWS, DECODED_KEYS = 16, 128, 512
+#: Most queries and most rows of a key head, and fewest keys, that go to the kernels that decode, and most rows of those whose keys others part, which
+#: do so for heads of so many columns.
+DECODED_QUERIES, DECODED_ROWS, DECODED_KEYS, DECODED_TILE, PARTED_COLUMNS = 16, 128, 512, 16, 128
 #: Most rows of a key head and fewest keys that go to serving kernels in two parts, of heads from so many columns to so many.
 HALF_ROWS, TWO_PARTS, HALF_COLUMNS = 64, 1536, (72, 128)
 #: How many times as many tiles of 64 rows there may be as of a head's own, by columns of the kernel and by most keys.
@@ -40,6 +41,8 @@ MORE_TILES = {
 }
 #: Columns of Q and K, and of V, that have kernels of their own.
 OWN_WIDTHS = 192, 128
+#: What there is of a kernel's code.
+CODES = ("one", "several", "many", "join")
 #: The kernels, as compiled.
 KERNELS = Path(__file__).parent / "short_kernels.toml"
 
@@ -72,7 +75,7 @@ class ShortKernel:
     #: None: it takes no more keys than a block.
     several: ShortCode | None = None
     #: Of more programs than ``at_once``, which an SM has more of: by halves of V and O, of heads with all columns, in files for one block, and with a
-    #: block less under way in those for more.  None: the same.
+    #: block less under way in those for more; where there are parts, of more tiles, which take them in turn.  None: the same.
     many: ShortCode | None = None
     at_once: int = 0
     #: Fewest columns of the wider of Q and V; 0: heads have all.
@@ -80,6 +83,9 @@ class ShortKernel:
     #: Rows of a key head.
     rows_min: int = 1
     rows_max: int = 1 << 31
+    #: Keys of a part, which has a program of its own where tiles are few, and the launch that joins those of a tile; 0: there are none.
+    part_keys: int = 0
+    join: ShortCode | None = None
 
     def takes(self, work: Workload, rows: int) -> bool:
         """Whether it computes such heads of so many ``rows`` of a key head on so many keys."""
@@ -97,7 +103,11 @@ class ShortKernel:
 
     def under_way(self, code: ShortCode) -> int:
         """Blocks of keys under way in what runs: of many programs on several blocks one less."""
-        return self.stages - 1 if code is self.many and self.several is not None else self.stages
+        return self.stages - 1 if code is self.many and self.several is not None and not self.part_keys else self.stages
+
+    def parts(self, work: Workload, tiles: int) -> int:
+        """Programs that share a tile."""
+        return ceil(work.seqlen_k / self.part_keys) if self.part_keys > 0 and tiles <= self.at_once else 1
 
 
 @lru_cache(maxsize=1)
@@ -105,7 +115,7 @@ def short_kernels() -> tuple[ShortKernel, ...]:
     """The kernels that ship, in the order in which they are asked."""
     found = []
     for row in tomllib.loads(KERNELS.read_text(encoding="utf-8"))["kernel"]:
-        codes: dict[str, Any] = {name: ShortCode(**row.pop(name)) for name in ("one", "several", "many") if name in row}
+        codes: dict[str, Any] = {name: ShortCode(**row.pop(name)) for name in CODES if name in row}
         found.append(ShortKernel(**row, **codes))
     return tuple(found)
 
@@ -130,7 +140,8 @@ def short_run(workload: Workload, machine: Machine) -> ShortRun | None:
     tile = kernel.tile_m
     tiles = ceil(w.seqlen_q * w.group_size / tile)
     programs = tiles * w.batch * w.heads_kv
-    code = kernel.code(w, programs)
+    code, parts = kernel.code(w, programs), kernel.parts(w, programs)
+    programs *= parts
     sms = int(machine["chip.sm_count"])
     # Programs go to SMs that have none before they share one.
     ctas = min(ctas_that_fit(machine, code.shared_bytes, code.registers, WARPS), -(-programs // sms))
@@ -145,15 +156,22 @@ def short_run(workload: Workload, machine: Machine) -> ShortRun | None:
     each = ctas if beyond_first_cache(code.instructions, machine) else 1
     program = (
         machine["launch.cta_start_cycles"] + each * code.instructions * near + 2.0 * machine["tma.latency_hbm_cycles"]
-        + steady_state(loop).ii_cycles * _blocks(w, kernel, tiles) + machine["l2.latency_cycles"]
+        + steady_state(loop).ii_cycles * _blocks(w, kernel, tiles, parts) + machine["l2.latency_cycles"]
     )  # fmt: skip
     first = code.instructions * (far - near)
     hz = machine["chip.clock_max_mhz"] * 1e6
+    left = 0.0
+    if parts > 1 and kernel.join is not None:
+        # What joins them waits for the last program with nothing read, code included; then for what all have left.
+        first += kernel.join.instructions * far + 3.0 * machine["l2.latency_cycles"]
+        numbers = 4.0 * w.batch * w.heads_q * w.seqlen_q * parts * (kernel.head_dim_v + 2)
+        port = machine["l2.bytes_per_clk_per_sm"] * sms * hz
+        left = numbers / (machine.get("l2.store_tbps", machine["hbm.tbps_achieved"]) * 1e12) + numbers / port
     turns = ceil(programs / (sms * ctas))
     low, high = w.key_range(0, w.seqlen_q)
     read = replace(w, seqlen_k=max(1, high - low), mask="none", window=None)
     moved = read.tensor_bytes / (machine["hbm.tbps_achieved"] * 1e12)
-    seconds = first / hz + max(turns * program / hz, program / hz + moved) + machine["launch.kernel_us"] * 1e-6
+    seconds = first / hz + max(turns * program / hz, program / hz + moved) + left + machine["launch.kernel_us"] * 1e-6
     return ShortRun(kernel.module, seconds, programs, code is kernel.many)
 
 
@@ -173,12 +191,13 @@ def _chosen(w: Workload) -> ShortKernel | None:
     """The kernel that the lengths and heads of a sequence ask for (`kernels/serving/few_rows.py`, which this must say again: nothing of the
     model may need what runs on a GPU)."""
     rows, left = w.seqlen_q * w.group_size, w.limits[0]
+    widest = max(w.head_dim_qk, w.head_dim_v)
     decoded = w.seqlen_q <= DECODED_QUERIES and rows <= DECODED_ROWS and w.seqlen_k >= DECODED_KEYS
+    decoded = decoded and (rows <= DECODED_TILE or widest > PARTED_COLUMNS)
     if w.seqlen_k >= TWO_PARTS and rows <= HALF_ROWS and left < 0:
         decoded = decoded or HALF_COLUMNS[0] <= w.head_dim_qk <= HALF_COLUMNS[1]
     if decoded or w.seqlen_q >= FULL_QUERIES or w.seqlen_k >= PARTED_KEYS:
         return None
-    widest = max(w.head_dim_qk, w.head_dim_v)
     width = 192 if (w.head_dim_qk, w.head_dim_v) == OWN_WIDTHS else next((n for n in (64, 128) if widest <= n), 256)
     more = next((more for longest, more in MORE_TILES[width] if w.seqlen_k <= longest), 0.0)
     if ceil(rows / SHORT_TILE) * w.heads_kv > more * ceil(w.seqlen_q / DENSE_ROWS) * w.heads_q:
@@ -186,8 +205,8 @@ def _chosen(w: Workload) -> ShortKernel | None:
     return next((kernel for kernel in short_kernels() if kernel.takes(w, rows)), None)
 
 
-def _blocks(w: Workload, kernel: ShortKernel, tiles: int) -> int:
-    """Most blocks of keys that a tile takes in: those that its queries see."""
+def _blocks(w: Workload, kernel: ShortKernel, tiles: int, parts: int) -> int:
+    """Most blocks of keys that a tile, or a program of several ``parts``, takes in: those that its queries see."""
     if w.seqlen_k <= kernel.tile_n:
         return 1
     most = 0
@@ -195,4 +214,4 @@ def _blocks(w: Workload, kernel: ShortKernel, tiles: int) -> int:
         behind = min((first + kernel.tile_m - 1) // w.group_size + 1, w.seqlen_q)
         low, high = w.key_range(first // w.group_size, behind)
         most = max(most, ceil(high / kernel.tile_n) - low // kernel.tile_n)
-    return most
+    return most if parts == 1 else min(most, kernel.part_keys // kernel.tile_n)

@@ -146,6 +146,23 @@ def test_forms_of_many_programs_have_the_bits_of_few(dims, lengths, mask) -> Non
 
 
 @pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dims", [(64, 64), (40, 24), (128, 128), (96, 96)], ids=str)
+@pytest.mark.parametrize(
+    ("heads", "lengths"),
+    [((8, 1), (49, 1500)), ((16, 4), (20, 1337)), ((5, 5), (17, 1497)), ((8, 2), (90, 700))],
+    ids=str,
+)
+def test_parts_of_keys_have_the_bits_of_all_in_turn(heads, lengths, dims, mask) -> None:
+    """Of few sequences the parts of the keys have programs of their own, of many a program takes them in turn."""
+    q, k, v = inputs(70, *heads, *lengths, *dims, torch.float16 if lengths[1] % 2 else torch.bfloat16)
+    window = window_of(mask, max(lengths))
+    out, lse = check(q, k, v, window)
+    for part in (slice(0, 1), slice(69, 70), slice(7, 10), slice(20, 40)):
+        few, its_lse = attention(q[part], k[part], v[part], window=window, return_lse=True)
+        assert torch.equal(bits(few), bits(out[part])) and torch.equal(its_lse, lse[part])
+
+
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("ratio", [1, 4, 8, 16])
 def test_accuracy_of_grouped_heads(ratio, mask, record) -> None:
     check(*inputs(2, 16, 16 // ratio, 257, 257, 128, 128, torch.bfloat16, seed=ratio), window_of(mask, 257), record)

@@ -27,7 +27,7 @@ from tilecast.codegen.shipping.ship import Shipped, read_short_list
 from tilecast.model.families import parse_variant
 from tilecast.model.kernel.variants.fa2 import Fa2Variant
 from tilecast.model.kernel.workload import Workload
-from tilecast.model.step.short import KERNELS, WARPS, ShortKernel, short_kernels
+from tilecast.model.step.short import CODES, KERNELS, WARPS, ShortKernel, short_kernels
 
 SHIPPED = {kernel.module: kernel for kernel in read_short_list()}
 HEAD = """\
@@ -38,14 +38,16 @@ HEAD = """\
 #: Prints what a file takes of so many sequences with so many keys.
 WORKER = """
 import json, sys
-from tilecast.codegen.compiler.compile import compile_kernel, load_source
+from tilecast.codegen.compiler.compile import compile_kernels, load_source
 from tilecast.codegen.compiler.sass import disassemble, resources
 path = sys.argv[1]
 for batch, keys in (map(int, shape.split("x")) for shape in sys.argv[2:]):
-    made = compile_kernel(path, "sm_90a", shape={**load_source(path).TILECAST["workload"], "batch": batch, "seqlen_k": keys})
-    used = resources(made.cubin)
-    assert made.warps == 4
-    print(json.dumps({"instructions": len(disassemble(made.cubin)), "shared_bytes": made.shared_bytes, "registers": used.registers}))
+    few = {"heads_q": 4, "heads_kv": 1} if batch == 1 else {}
+    shape = {**load_source(path).TILECAST["workload"], "batch": batch, "seqlen_k": keys, **few}
+    for made in compile_kernels(path, "sm_90a", shape=shape):
+        used = resources(made.cubin)
+        assert made.warps == 4
+        print(json.dumps({"instructions": len(disassemble(made.cubin)), "shared_bytes": made.shared_bytes, "registers": used.registers}))
 """
 
 
@@ -54,8 +56,10 @@ def case(module: str) -> Case:
 
 
 def at_once(module: str) -> int:
-    """More programs than these take another form, as the file's host says; 0: there is none."""
-    found = re.search(r"many = programs if .*?programs > (\d+)", case(module).path.read_text(encoding="utf-8"))
+    """More programs than these, or tiles that have parts, take another form, as the file's host says; 0: there is none."""
+    found = re.search(
+        r"(?:many = programs if .*?programs >|\nAPART =) (\d+)", case(module).path.read_text(encoding="utf-8")
+    )
     return int(found[1]) if found else 0
 
 
@@ -68,6 +72,8 @@ def facts(kernel: Shipped) -> dict[str, Any]:
     names = {"head_dim_min": "head_dim_min", "seqlen_q_min": "rows_min", "seqlen_q_max": "rows_max"}
     if most := at_once(kernel.module):
         row["at_once"] = most
+    if kernel.part_keys:
+        row["part_keys"] = kernel.part_keys
     return {**row, **{name: known[fact] for fact, name in names.items() if fact in known}}
 
 
@@ -92,12 +98,14 @@ def compiled(row: dict[str, Any]) -> dict[str, Any]:
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    if "part_keys" in row:
+        wanted.insert(2, "join")
     return dict(zip(wanted, map(json.loads, done.stdout.splitlines()), strict=True))
 
 
 def known(kernel: ShortKernel) -> dict[str, Any]:
     """What the forecast knows of a kernel's code."""
-    return {name: code for name in ("one", "several", "many") if (code := asdict(kernel)[name]) is not None}
+    return {name: code for name in CODES if (code := asdict(kernel)[name]) is not None}
 
 
 def toml(value: Any) -> str:
@@ -119,7 +127,7 @@ def test_the_forecast_knows_every_kernel_as_it_is_now(request) -> None:
         )
         write([{**row, **(before.get((row["source"], row["keys"])) or compiled(row))} for row in rows])
         short_kernels.cache_clear()
-    assert [ShortKernel(**row, one=kernel.one, several=kernel.several, many=kernel.many) for row, kernel in zip(rows, short_kernels(), strict=True)] == [
+    assert [ShortKernel(**row, **{name: getattr(kernel, name) for name in CODES}) for row, kernel in zip(rows, short_kernels(), strict=True)] == [
         *short_kernels()
     ], "`pytest tests/unit/codegen/test_short_kernels.py --update-golden`, then read the diff"  # fmt: skip
     assert all((kernel.several is None) == (kernel.keys <= kernel.tile_n) for kernel in short_kernels())
@@ -149,6 +157,10 @@ def test_more_programs_than_are_at_work_at_once_take_another_form(module: str) -
 
     def another(batch: int, columns: int) -> bool:
         q, k = (torch.zeros(batch, 1, length, columns).bfloat16() for length in (64, kernel.keys))
+        if kernel.part_keys:  # which tell tiles, as many as sequences
+            found = not source.scratch(q, k)
+            assert found == (kernel.parts(Workload(batch, 1, 1, 64, kernel.keys, columns, columns), batch) == 1)
+            return found
         _, arguments = source.plan(q, k, k, q, torch.zeros(batch, 1, 64), -1, -1)
         found = dict(zip(source.attention.arg_names, arguments, strict=False))["many"] is not None
         assert found == (kernel.code(Workload(batch, 1, 1, 64, kernel.keys, columns, columns), batch) is kernel.many)

@@ -162,7 +162,10 @@ def short(served, monkeypatch):
         (128, 100, (5, 1), ""),  # 10, or 5
         (64, 500, (2, 2), "triton_short_d64"),
         (65, 500, (2, 2), ""),  # 4 tiles, or 2
-        (20, 2047, (2, 2), "triton_short_d64"),
+        (20, 512, (2, 2), "triton_short_d64"),
+        (20, 513, (2, 2), "triton_short_d64_parts"),
+        (20, 2047, (2, 2), "triton_short_d64_parts"),
+        (4, 513, (5, 1), "triton_short_d64_parts"),  # rows of more than a tile that decodes
         (20, 2048, (2, 2), ""),
         (240, 300, (2, 1), ""),  # 8 tiles, or 4
         (220, 300, (2, 1), "triton_short_d64"),  # 7
@@ -191,7 +194,9 @@ def test_short_sequences_have_kernels_of_their_own(short, torch, monkeypatch, ro
         ((128, 128), 88, 512, (24, 8), ""),  # 40, or 24
         ((96, 128), 84, 379, (8, 1), "d128"),  # 11, or 8
         ((96, 128), 84, 513, (8, 1), ""),
-        ((128, 128), 49, 1500, (8, 1), "d128"),
+        ((128, 128), 49, 1500, (8, 1), "d128_parts"),
+        ((128, 128), 16, 1500, (8, 1), "d128_parts"),
+        ((192, 128), 16, 600, (8, 1), ""),
         ((128, 128), 49, 2048, (8, 1), ""),
         ((192, 128), 30, 32, (24, 8), "d192_128_32"),
         ((192, 128), 30, 64, (24, 8), "d192_128"),
@@ -237,7 +242,7 @@ def test_half_a_tile_on_keys_of_two_parts_is_served(short, torch) -> None:
         q, k = torch.zeros(1, heads[0], rows, columns).bfloat16(), torch.zeros(1, heads[1], keys, columns).bfloat16()
         few_rows.attend(q, k, k, torch.zeros_like(q), None, 0.125, -1, -1)
     assert [call[3:5] for call in short.served] == [(64, 1536), (20, 2047)]
-    assert [name for name, *_ in short.short] == ["triton_short_d128", "triton_short_d64"]
+    assert [name for name, *_ in short.short] == ["triton_short_d128_parts", "triton_short_d64_parts"]
 
 
 def test_rows_of_one_tile_on_more_keys_than_their_kernel_takes_are_served(short, torch) -> None:

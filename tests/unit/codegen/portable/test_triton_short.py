@@ -46,6 +46,42 @@ def test_both_forms_give_the_same_bits(module, window) -> None:
     torch.testing.assert_close(made[0][1], torch.logsumexp(scores, -1), rtol=0.0, atol=1e-4)
 
 
+@pytest.mark.interpreted
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (600, 3)], ids=str)
+@pytest.mark.parametrize(("module", "columns"), [("triton_short_d64_parts", 64), ("triton_short_d128_parts", 80)])
+def test_parts_have_the_same_bits_by_programs_of_their_own_and_in_turn(module, columns, window, monkeypatch) -> None:
+    """By the file's own launch and by `launching`'s, whose second call starts what the first one found."""
+    from tilecast.kernels.launching import launcher
+
+    kernel, keys, queries = importlib.import_module(f"tilecast.kernels.generated.{module}"), 700, 23
+    torch.manual_seed(columns)
+    q, k, v = (torch.randn(2, heads, length, columns).half() for heads, length in ((6, queries), (2, keys), (2, keys)))
+    launch, made = launcher(kernel), []
+    for apart, call in (
+        (0, kernel.launch),
+        (kernel.APART, kernel.launch),
+        (kernel.APART, launch),
+        (kernel.APART, launch),
+    ):
+        monkeypatch.setattr(kernel, "APART", apart)
+        out, lse = torch.full_like(q, 7.0), torch.full(q.shape[:3], 7.0)
+        # Three parts of two tiles for each of four key heads, less of a window.
+        assert kernel.scratch(q, k) == (24 * 64 * (kernel.V_COLUMNS.value + 2) if apart else 0)
+        call(q, k, v, out, lse, columns**-0.5, *window)
+        made.append((out, lse))
+    for one in made[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(one, made[0], strict=True))
+    assert not kernel.scratch(q, k[:, :, :256]) and not kernel.scratch(q.new_empty(2, 6, 0, columns), k)
+    scores = q.float() @ k.repeat_interleave(3, 1).float().transpose(2, 3) * columns**-0.5
+    places = torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)[None]
+    left, right = (1000 if n < 0 else n for n in window)
+    scores = scores.masked_fill((places > left) | (places < -right), float("-inf"))
+    want = torch.softmax(scores, -1) @ v.repeat_interleave(3, 1).float()
+    torch.testing.assert_close(made[0][0].float(), want, rtol=0.0, atol=2e-3)
+    torch.testing.assert_close(made[0][1], torch.logsumexp(scores, -1), rtol=0.0, atol=1e-4)
+
+
 def test_numerics(tmp_path) -> None:
     ran = run_interpreted(__file__, tmp_path)
     assert sum(name.startswith("test_both_forms") for name in ran) == 9, "all run in the interpreter"
+    assert sum(name.startswith("test_parts_have") for name in ran) == 6

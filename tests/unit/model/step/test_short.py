@@ -92,6 +92,7 @@ def test_limits_of_the_rule_are_those_of_the_kernels() -> None:
         few_rows.ROWS,
         few_rows.KEYS,
     )
+    assert (short.DECODED_TILE, short.PARTED_COLUMNS) == (few_rows.DECODED_ROWS, few_rows.PARTED_COLUMNS)
     assert (short.HALF_ROWS, short.TWO_PARTS, short.HALF_COLUMNS) == (
         few_rows.HALF_ROWS,
         few_rows.TWO_PARTS,
@@ -114,18 +115,18 @@ def measured() -> list[tuple[str, Workload, dict[str, str]]]:
 
 
 @pytest.mark.parametrize(
-    ("seed", "rows", "mean", "p90"), [("3", 105, 0.12, 0.22), ("4", 31, 0.14, 0.25), ("13", 34, 0.085, 0.16)]
+    ("seed", "rows", "mean", "p90"), [("3", 105, 0.12, 0.22), ("4", 29, 0.14, 0.25), ("13", 23, 0.085, 0.16)]
 )
 def test_launches_take_as_long_as_forecast(seed: str, rows: int, mean: float, p90: float) -> None:
     """Gates are what came out, rounded up; no number of the forecast is from these rows, nor was one changed since they were seen.
 
     Seeds 4 and 13 as `tilecast.attention` chose; seed 3 in the column of the kernel that it takes now, of which those for up to 32 keys had
-    none then.  Forms for many programs, and files for several blocks, came after all of these.
+    none then.  Forms for many programs, and files for several blocks and for parts, came after all of these.
     """
     errors = []
     for _, work, row in (one for one in measured() if one[0] == seed):
         run = short_run(work, H200)
-        if run is not None and (run.many or run.kernel.endswith("_blocks")):
+        if run is not None and (run.many or run.kernel.endswith(("_blocks", "_parts"))):
             continue
         if run is not None and seed == "3" and not run.kernel.endswith("_32"):
             errors.append(run.seconds * 1e6 / float(row["few_us" if run.kernel.endswith("few") else "short_us"]) - 1)
@@ -143,7 +144,7 @@ def test_wide_heads_take_as_long_as_forecast() -> None:
         for row in csv.DictReader(file):
             numbers = (int(row[name]) for name in ("batch", "heads_q", "heads_kv", "queries", "keys", "head_dim", "head_dim_v"))  # fmt: skip
             run = short_run(Workload(*numbers, "causal" if row["causal"] == "1" else "none"), H200)
-            if run is None or not (run.many or run.kernel.endswith("_blocks")):
+            if run is None or run.kernel.endswith("_parts") or not (run.many or run.kernel.endswith("_blocks")):
                 continue
             if run.kernel.endswith("_blocks"):
                 form = "keys32" if run.many else "keys32_stages3"
