@@ -24,9 +24,6 @@ QUERIES, ROWS, KEYS = 16, 128, 512
 #: Most rows of all key heads, where tiles are of at most 192 and SMs about 132, whose keys a kernel may part; fewest keys that it parts, and
 #: fewest where it parts none and others would take two turns.
 PARTED_ROWS, PARTED_KEYS, SHARED_KEYS = 192 * 132, 2048, 4096
-#: Most rows of a group whose keys a serving kernel for half a tile parts, fewest keys that are two parts, and the columns of heads, from and up to,
-#: that are sooner done so than by kernels of short sequences (data/measured/h200_short_lean.csv).
-HALF_ROWS, TWO_PARTS, HALF_COLUMNS = 64, 1536, (72, 128)
 #: SMs, and rows of a tile of other kernels: tiles of a head of its own, where heads of a group share them here; of long causal sequences, and
 #: up to how many columns these are others.
 SMS, DENSE_TILE, LONG_TILE, LONG_COLUMNS = 132, 128, 192, 96
@@ -68,18 +65,10 @@ def attend(
     seqlen_q, seqlen_k, heads = q.shape[2], k.shape[2], q.shape[1]
     rows = seqlen_q * (heads // k.shape[1])
     few = seqlen_q <= QUERIES and seqlen_k >= KEYS and rows <= ROWS
-    halves = (
-        TWO_PARTS <= seqlen_k < PARTED_KEYS
-        and rows <= HALF_ROWS
-        and left < 0
-        and HALF_COLUMNS[0] <= q.shape[3] <= HALF_COLUMNS[1]
-    )
-    few, wide = few or halves, max(q.shape[3], v.shape[3]) > PARTED_COLUMNS
+    wide = max(q.shape[3], v.shape[3]) > PARTED_COLUMNS
     long = seqlen_q * heads <= PARTED_ROWS and seqlen_k >= PARTED_KEYS
     short = seqlen_q < FULL_QUERIES and heads > k.shape[1]
-    small = (
-        seqlen_q < FULL_QUERIES and seqlen_k < PARTED_KEYS and not (few and (rows <= DECODED_ROWS or halves or wide))
-    )
+    small = seqlen_q < FULL_QUERIES and seqlen_k < PARTED_KEYS and not (few and (rows <= DECODED_ROWS or wide))
     if not (few or long or short or small):
         return None
     kind = q.get_device(), q.dtype, q.shape[3], v.shape[3]

@@ -29,8 +29,6 @@ FULL_QUERIES, PARTED_KEYS, DENSE_ROWS = 256, 2048, 128
 #: Most queries and most rows of a key head, and fewest keys, that go to the kernels that decode, and most rows of those whose keys others part, which
 #: do so for heads of so many columns.
 DECODED_QUERIES, DECODED_ROWS, DECODED_KEYS, DECODED_TILE, PARTED_COLUMNS = 16, 128, 512, 16, 128
-#: Most rows of a key head and fewest keys that go to serving kernels in two parts, of heads from so many columns to so many.
-HALF_ROWS, TWO_PARTS, HALF_COLUMNS = 64, 1536, (72, 128)
 #: How many times as many tiles of 64 rows there may be as of a head's own, by columns of the kernel and by most keys.
 SHORT_TILE = 64
 MORE_TILES = {
@@ -190,12 +188,10 @@ def short_note(workload: Workload, machine: Machine, seconds: float) -> tuple[st
 def _chosen(w: Workload) -> ShortKernel | None:
     """The kernel that the lengths and heads of a sequence ask for (`kernels/serving/few_rows.py`, which this must say again: nothing of the
     model may need what runs on a GPU)."""
-    rows, left = w.seqlen_q * w.group_size, w.limits[0]
+    rows = w.seqlen_q * w.group_size
     widest = max(w.head_dim_qk, w.head_dim_v)
     decoded = w.seqlen_q <= DECODED_QUERIES and rows <= DECODED_ROWS and w.seqlen_k >= DECODED_KEYS
     decoded = decoded and (rows <= DECODED_TILE or widest > PARTED_COLUMNS)
-    if w.seqlen_k >= TWO_PARTS and rows <= HALF_ROWS and left < 0:
-        decoded = decoded or HALF_COLUMNS[0] <= w.head_dim_qk <= HALF_COLUMNS[1]
     if decoded or w.seqlen_q >= FULL_QUERIES or w.seqlen_k >= PARTED_KEYS:
         return None
     width = 192 if (w.head_dim_qk, w.head_dim_v) == OWN_WIDTHS else next((n for n in (64, 128) if widest <= n), 256)

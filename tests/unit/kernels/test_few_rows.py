@@ -196,6 +196,7 @@ def test_short_sequences_have_kernels_of_their_own(short, torch, monkeypatch, ro
         ((96, 128), 84, 513, (8, 1), ""),
         ((128, 128), 49, 1500, (8, 1), "d128_parts"),
         ((128, 128), 16, 1500, (8, 1), "d128_parts"),
+        ((96, 96), 17, 1600, (5, 5), "d128_parts"),
         ((192, 128), 16, 600, (8, 1), ""),
         ((128, 128), 49, 2048, (8, 1), ""),
         ((192, 128), 30, 32, (24, 8), "d192_128_32"),
@@ -230,19 +231,6 @@ def test_more_tiles_than_heads_would_have_are_taken_by_width_and_keys(
     few_rows._wanted.cache_clear()
     served = few_rows.attend(q, k, v, q.new_zeros(*q.shape[:3], dims[1]), None, 0.125, -1, -1)
     assert [name for name, *_ in short.short] == ([f"triton_short_{module}"] if module else []), served
-
-
-def test_half_a_tile_on_keys_of_two_parts_is_served(short, torch) -> None:
-    from tilecast.kernels.serving import few_rows
-
-    few_rows._wanted.cache_clear()
-    for rows, keys, heads, columns in (
-        (64, 1536, (2, 2), 128), (20, 2047, (3, 1), 72), (64, 1535, (2, 2), 128), (65, 1536, (2, 2), 128), (20, 1600, (2, 2), 64),
-    ):  # fmt: skip
-        q, k = torch.zeros(1, heads[0], rows, columns).bfloat16(), torch.zeros(1, heads[1], keys, columns).bfloat16()
-        few_rows.attend(q, k, k, torch.zeros_like(q), None, 0.125, -1, -1)
-    assert [call[3:5] for call in short.served] == [(64, 1536), (20, 2047)]
-    assert [name for name, *_ in short.short] == ["triton_short_d128_parts", "triton_short_d64_parts"]
 
 
 def test_rows_of_one_tile_on_more_keys_than_their_kernel_takes_are_served(short, torch) -> None:
