@@ -56,8 +56,9 @@ _NONE_OR_NUMBERS = ("window_left", "eighths_qk", "eighths_v", "several", "far")
 _HALVED_COLUMNS = 256
 #: Numbers of O that a program joins.
 _JOINED_NUMBERS = 1024
-#: SMs to a tile whose parts have programs of their own, at least (data/measured/h200_short_parts.csv).
-_SMS_OF_PARTED = 2
+#: Tiles an SM, at most, whose parts have programs of their own, by columns of V: what these leave is written and read again
+#: (data/measured/h200_short_parts_in_turn.csv).
+_PARTED_TILES_AN_SM = {64: 0.5, 128: 0.45}
 _JOINED = ", *joined"
 _NUMBERS = "*(n // 8 for x in (q, k, v, out) for n in x.stride()[:3]), *sizes"
 
@@ -132,7 +133,7 @@ class ShortKernel:
     @property
     def apart(self) -> int:
         """Most tiles whose parts have programs of their own."""
-        return self.sms // _SMS_OF_PARTED
+        return int(self.sms * _PARTED_TILES_AN_SM[self.columns_v])
 
     @property
     def _none_or_numbers(self) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ JOINED, AHEAD = (
     tl.constexpr(8),
 )  # rows of a program that joins parts, and parts that it has asked for at a time
 JOIN_OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
-APART = 66  # most tiles whose parts have programs of their own: of more a program takes all parts, with the same bits
+APART = 59  # most tiles whose parts have programs of their own: of more a program takes all parts, with the same bits
 HELD = 64  # numbers of O that a thread holds
 ENDED = tl.constexpr("wgmma.wait_group.sync.aligned 0; " + " ".join(f"mov.b32 ${i}, ${i + HELD};" for i in range(HELD)))
 ALL_HELD = tl.constexpr(",".join(["=r"] * HELD + ["r"] * HELD))

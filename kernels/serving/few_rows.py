@@ -47,6 +47,8 @@ OWN_WIDTHS = 192, 128
 #: Most rows that a kernel for decoding takes in one tile: where there are kernels of short sequences, it has what keys are more than these take,
 #: and of wider heads than they part keys for, more rows.
 DECODED_ROWS, PARTED_COLUMNS = 16, 128
+#: Keys that these kernels take few queries for, where there are fewer: those which part the keys do so for more (data/measured/h200_short_parts_in_turn.csv).
+FEW_AS_KEYS = 1025
 _NO_LISTS = (None,) * 8
 #: (device index, dtype, head_dim, head_dim_v) for which there is no serving kernel, and those of short sequences for others.
 _without: set[Any] = set()
@@ -74,8 +76,9 @@ def attend(
     kind = q.get_device(), q.dtype, q.shape[3], v.shape[3]
     kernels = _short_ones(q, kind) if small else ()
     if kernels and _hardly_more(q, k, v):
+        asked = max(seqlen_k, FEW_AS_KEYS) if few else seqlen_k
         for least, most, keys, launch in kernels:
-            if least <= rows <= most and seqlen_k <= keys:
+            if least <= rows <= most and asked <= keys:
                 launch(q, k, v, out, lse, scale, left, right)
                 return launch.started  # type: ignore[no-any-return]
     decoded = bool(kernels) and rows <= DECODED_ROWS and seqlen_k <= KEYS

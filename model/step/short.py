@@ -29,6 +29,8 @@ FULL_QUERIES, PARTED_KEYS, DENSE_ROWS = 256, 2048, 128
 #: Most queries and most rows of a key head, and fewest keys, that go to the kernels that decode, and most rows of those whose keys others part, which
 #: do so for heads of so many columns.
 DECODED_QUERIES, DECODED_ROWS, DECODED_KEYS, DECODED_TILE, PARTED_COLUMNS = 16, 128, 512, 16, 128
+#: Keys that kernels which part them take the others for, where there are fewer.
+FEW_AS_KEYS = 1025
 #: How many times as many tiles of 64 rows there may be as of a head's own, by columns of the kernel and by most keys.
 SHORT_TILE = 64
 MORE_TILES = {
@@ -85,12 +87,12 @@ class ShortKernel:
     part_keys: int = 0
     join: ShortCode | None = None
 
-    def takes(self, work: Workload, rows: int) -> bool:
-        """Whether it computes such heads of so many ``rows`` of a key head on so many keys."""
+    def takes(self, work: Workload, rows: int, keys: int) -> bool:
+        """Whether it is for such heads of so many ``rows`` of a key head on so many ``keys``."""
         dims = work.head_dim_qk, work.head_dim_v
         narrower = dims[0] <= self.head_dim_qk and dims[1] <= self.head_dim_v and 0 < self.head_dim_min <= max(dims)
         wide = dims == (self.head_dim_qk, self.head_dim_v) or narrower
-        return wide and self.rows_min <= rows <= self.rows_max and work.seqlen_k <= self.keys
+        return wide and self.rows_min <= rows <= self.rows_max and keys <= self.keys
 
     def code(self, work: Workload, programs: int) -> ShortCode:
         """What runs of so many ``programs``."""
@@ -191,6 +193,7 @@ def _chosen(w: Workload) -> ShortKernel | None:
     rows = w.seqlen_q * w.group_size
     widest = max(w.head_dim_qk, w.head_dim_v)
     decoded = w.seqlen_q <= DECODED_QUERIES and rows <= DECODED_ROWS and w.seqlen_k >= DECODED_KEYS
+    keys = max(w.seqlen_k, FEW_AS_KEYS) if decoded else w.seqlen_k
     decoded = decoded and (rows <= DECODED_TILE or widest > PARTED_COLUMNS)
     if decoded or w.seqlen_q >= FULL_QUERIES or w.seqlen_k >= PARTED_KEYS:
         return None
@@ -198,7 +201,7 @@ def _chosen(w: Workload) -> ShortKernel | None:
     more = next((more for longest, more in MORE_TILES[width] if w.seqlen_k <= longest), 0.0)
     if ceil(rows / SHORT_TILE) * w.heads_kv > more * ceil(w.seqlen_q / DENSE_ROWS) * w.heads_q:
         return None
-    return next((kernel for kernel in short_kernels() if kernel.takes(w, rows)), None)
+    return next((kernel for kernel in short_kernels() if kernel.takes(w, rows, keys)), None)
 
 
 def _blocks(w: Workload, kernel: ShortKernel, tiles: int, parts: int) -> int:

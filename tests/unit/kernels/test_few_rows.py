@@ -162,8 +162,10 @@ def short(served, monkeypatch):
         (128, 100, (5, 1), ""),  # 10, or 5
         (64, 500, (2, 2), "triton_short_d64"),
         (65, 500, (2, 2), ""),  # 4 tiles, or 2
-        (20, 512, (2, 2), "triton_short_d64"),
-        (20, 513, (2, 2), "triton_short_d64_parts"),
+        (20, 1024, (2, 2), "triton_short_d64"),
+        (20, 1025, (2, 2), "triton_short_d64_parts"),
+        (16, 600, (3, 1), "triton_short_d64_parts"),  # few queries: on as many keys as decoding takes
+        (17, 600, (3, 1), "triton_short_d64"),
         (20, 2047, (2, 2), "triton_short_d64_parts"),
         (4, 513, (5, 1), "triton_short_d64_parts"),  # rows of more than a tile that decodes
         (20, 2048, (2, 2), ""),
