@@ -45,7 +45,7 @@ import importlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -163,15 +163,18 @@ def candidates(
     fitting.sort(key=lambda e: (-e.preference, COVERED_BY[mask].index(e.mask), e.head_dim_qk + e.head_dim_v, e.module))
     kept: list[Entry] = []
     for entry in fitting:
-        if not any(
-            k.seqlen_q_min <= entry.seqlen_q_min
-            and entry.seqlen_q_max <= k.seqlen_q_max
-            and entry.seqlen_k_max <= k.seqlen_k_max
-            and entry.rows_max <= k.rows_max
-            for k in kept
-        ):
+        if not _unreachable(entry, kept):
             kept.append(entry)
     return tuple(kept)
+
+
+def _unreachable(entry: Entry, better: Sequence[Entry]) -> bool:
+    """Whether better kernels, one or several together, take all that ``entry`` takes."""
+    reached = entry.seqlen_q_min
+    for k in sorted(better, key=lambda k: k.seqlen_q_min):
+        if k.seqlen_q_min <= reached and entry.seqlen_k_max <= k.seqlen_k_max and entry.rows_max <= k.rows_max:
+            reached = max(reached, k.seqlen_q_max + 1)
+    return reached > entry.seqlen_q_max
 
 
 def head_dims(
