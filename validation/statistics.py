@@ -105,6 +105,15 @@ def repeated_rank_correlation(measured: Sequence[float], noise: Sequence[float])
     return math.fsum(math.erf(float(one) / math.sqrt(2.0)) for one in apart) / len(apart)
 
 
+#: Standard deviation of the median of so many normal values over their mean range.
+_MEDIAN_OF_RANGE = {7: 0.459 / 2.704, 9: 0.408 / 2.970}
+
+
+def median_noise(low: float, high: float, rounds: int) -> float:
+    """Standard deviation of the median of 7 or 9 ``rounds`` that lay between ``low`` and ``high``, were they normal."""
+    return _MEDIAN_OF_RANGE[rounds] * (high - low)
+
+
 def _of_difference(noise: Sequence[float]) -> npt.NDArray[np.float64]:
     """Standard deviation of the difference of each pair of values with those of ``noise``."""
     spread = np.asarray(noise, dtype=float)

@@ -34,6 +34,7 @@ from tilecast.validation.published.points import machine_of
 from tilecast.validation.statistics import (
     ErrorSummary,
     grouped,
+    median_noise,
     rank_correlation,
     repeated_rank_correlation,
     summarise,
@@ -48,8 +49,8 @@ _SHAPE = ("date", "head_dim", "head_dim_v", "mask", "batch", "heads", "seqlen")
 _LOOP_KERNELS = ("key_gradients", "value_gradients", "query_gradients")
 #: Variants of a shape from which their order says something.
 _LEAST_RANKED = 4
-#: Standard deviation of the median of seven normal values over their mean range, and of rounding to the tables' last digit.
-_OF_RANGE, _ROUNDED_MS = 0.459 / 2.704, 1e-4 / math.sqrt(12.0)
+#: Rounds that a row is the median of, and the standard deviation of rounding to the tables' last digit.
+_ROUNDS, _ROUNDED_MS = 7, 1e-4 / math.sqrt(12.0)
 
 
 class BackwardTableError(ValueError):
@@ -275,7 +276,7 @@ def _pass(row: Mapping[str, str], machine: Machine, recorded: RecordedLoops | No
     if not record.legality(variant, work, machine).legal:
         return "passes of variants that are refused"
     seconds = evaluate_backward(work, machine, variant, clock).seconds
-    noise = max(_ROUNDED_MS, _OF_RANGE * (float(row["ms_high"]) - float(row["ms_low"])))
+    noise = max(_ROUNDED_MS, median_noise(float(row["ms_low"]), float(row["ms_high"]), _ROUNDS))
     found = BackwardRow("pass", record.name, work, row["knobs"], clock, float(row["ms"]), seconds * 1e3, noise_ms=noise)
     loops = tuple(loop.name for loop in build_backward(work, variant, machine).loops)
     codes = recorded.codes(work, variant, loops) if recorded is not None else ()

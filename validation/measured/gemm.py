@@ -6,8 +6,9 @@ Where a row tells the clock that the SMs ran at the forecasts are made at it, ot
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -25,13 +26,21 @@ from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.validation.loops_file import read_roles
 from tilecast.validation.measured.run import DATA
-from tilecast.validation.statistics import ErrorSummary, rank_correlation, summarise
+from tilecast.validation.statistics import (
+    ErrorSummary,
+    median_noise,
+    rank_correlation,
+    repeated_rank_correlation,
+    summarise,
+)
 
 TABLE = DATA / "h200_gemm_variants.csv"
 #: Machine code of the kernels of all tables, by the dtype of C and the variant (`dump_roles`; Triton 3.6).
 CODES = DATA / "gemm_code.txt"
 #: Time of an empty kernel measured as the rows are: one launch between two events, in a CUDA graph (H200, median of 15).
 EMPTY_US = 2.78
+#: Rounds that a row is the median of (tools/h200_gemm_variants.py), and the standard deviation of rounding to 0.01 us.
+_ROUNDS, _ROUNDED_US = 9, 1e-2 / math.sqrt(12.0)
 #: Levels of a forecast, as the report names them.
 BEFORE, COMPILED = "before compilation", "from machine code"
 _COLUMNS = ("m", "n", "k", "c_dtype", "in_place", "variant", "us")
@@ -50,6 +59,8 @@ class GemmRow:
     forecast_us: float
     #: None where no machine code of the kernel is kept.
     code_us: float | None = None
+    #: Standard deviation of the median measured, from the range of its rounds; nan where the table has no range.
+    noise_us: float = math.nan
 
     def at(self, level: str) -> float:
         """The forecast of a level; before compilation where there is no other."""
@@ -74,6 +85,24 @@ class GemmShape:
     def tau(self, level: str = BEFORE) -> float:
         """Kendall's rank correlation of forecast and measured times."""
         return rank_correlation([row.at(level) for row in self.rows], [row.measured_us for row in self.rows])
+
+    def tau_beyond_noise(self, level: str = BEFORE) -> float:
+        """The same of pairs that differ by more than twice the standard deviation of their difference; nan where that is not known."""
+        if not self._noise:
+            return math.nan
+        return rank_correlation(
+            [row.at(level) for row in self.rows], [row.measured_us for row in self.rows], self._noise
+        )
+
+    def tau_repeated(self) -> float:
+        """What the same measurements would reach were they repeated in the same run; nan where their noise is not known."""
+        return repeated_rank_correlation([row.measured_us for row in self.rows], self._noise) if self._noise else math.nan  # fmt: skip
+
+    @property
+    def _noise(self) -> list[float]:
+        """Of every row; of none where one has no range or there is nothing to compare."""
+        found = [row.noise_us for row in self.rows]
+        return found if len(found) > 1 and not any(map(math.isnan, found)) else []
 
     def first_pick(self, level: str = BEFORE) -> float:
         """How far the variant forecast to be fastest is behind the fastest."""
@@ -134,6 +163,7 @@ def _row(row: dict[str, str], chip: Machine, where: str) -> GemmRow:
         # Tables that do not say so are of kernels that order their first copies in the warp that copies.
         variant, us = parse_gemm_variant(row["variant"], GemmVariant(family, early=0)), number_in(row, "us") - EMPTY_US
         told = float(row.get("effective_mhz") or 0.0)
+        low, high = (float(row.get(name) or "nan") for name in ("low_us", "high_us"))
     except ValueError as error:
         raise VariantError(f"{where}: {error}") from None
     if us <= 0.0:
@@ -146,7 +176,9 @@ def _row(row: dict[str, str], chip: Machine, where: str) -> GemmRow:
     code = code_cycles(kernel, variant, chip) if kernel is not None else None
     levels = [evaluate_gemm(gemm, variant, chip, clock, cycles) for cycles in (None, *([code] if code else []))]
     before, *compiled = ((run.seconds - run.launch_seconds) * 1e6 for run in levels)
-    return GemmRow(gemm, variant, us, before, compiled[0] if compiled else None)
+    # Of a table without a range max keeps nan, which is first.
+    noise = max(median_noise(low, high, _ROUNDS), _ROUNDED_US)
+    return GemmRow(gemm, variant, us, before, compiled[0] if compiled else None, noise)
 
 
 def report_text(shapes: list[GemmShape]) -> str:
@@ -166,16 +198,36 @@ def report_text(shapes: list[GemmShape]) -> str:
         lines.append(
             f"{level:<20} {s.count:7} {s.mean:6.1%} {s.median:7.1%} {s.p90:6.1%} {s.bias:+7.1%} {tau:6.2f}  {statistics.median(picks):.1%} in the median, {max(picks):.1%} at most"
         )
+    repeated = _mean(shape.tau_repeated() for shape in shapes)
+    if not math.isnan(repeated):
+        beyond = ", ".join(
+            f"{level} {_mean(shape.tau_beyond_noise(level) for shape in shapes):.2f}" for level in levels
+        )
+        lines += [
+            "",
+            f"tau of the measurements with themselves, drawn again with the noise of their medians: {repeated:.2f}",
+            f"tau of pairs that differ by more than twice that noise: {beyond}",
+        ]
     lines += [
         "",
-        f"    m     n     k  C       kernels   mean    bias   tau  first pick  second accumulator, forecast / measured   ({levels[0]})",
+        f"    m     n     k  C       kernels   mean    bias   tau  of itself  first pick  second accumulator, forecast / measured   ({levels[0]})",
     ]
     for shape in shapes:
         g, s = shape.gemm, shape.summary(levels[0])
         lines.append(
-            f"{g.m:5} {g.n:5} {g.k:5}  {g.c_dtype:<5} {s.count:9} {s.mean:6.1%} {s.bias:+7.1%} {shape.tau(levels[0]):5.2f} {shape.first_pick(levels[0]):+10.1%}  {_best_gain(shape, levels[0])}".rstrip()
+            f"{g.m:5} {g.n:5} {g.k:5}  {g.c_dtype:<5} {s.count:9} {s.mean:6.1%} {s.bias:+7.1%} {shape.tau(levels[0]):5.2f} {_or_dash(shape.tau_repeated()):>10} {shape.first_pick(levels[0]):+11.1%}  {_best_gain(shape, levels[0])}".rstrip()
         )
     return "\n".join(lines)
+
+
+def _mean(found: Iterable[float]) -> float:
+    """Of those that are numbers; nan where none is."""
+    numbers = [one for one in found if not math.isnan(one)]
+    return statistics.fmean(numbers) if numbers else math.nan
+
+
+def _or_dash(number: float) -> str:
+    return "-" if math.isnan(number) else f"{number:.2f}"
 
 
 def _best_gain(shape: GemmShape, level: str) -> str:
@@ -196,6 +248,7 @@ def report_dict(shapes: list[GemmShape]) -> dict[str, object]:
                 "gemm": shape.gemm.as_dict(), "kernels": len(shape.rows), "mean": shape.summary().mean, "bias": shape.summary().bias,
                 "tau": shape.tau(), "first_pick": shape.first_pick(),
                 "code_mean": shape.summary(COMPILED).mean, "code_tau": shape.tau(COMPILED),
+                "tau_repeated": None if math.isnan(shape.tau_repeated()) else shape.tau_repeated(),
                 "rows": [
                     {"variant": gemm_variant_text(row.variant), "measured_us": row.measured_us, "forecast_us": row.forecast_us, "code_us": row.code_us}
                     for row in shape.rows

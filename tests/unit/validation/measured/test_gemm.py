@@ -88,6 +88,16 @@ def test_the_gain_of_the_second_accumulator_is_forecast_within_five_points(tmp_p
             assert max(gains[k][side] for k in (384, 512, 768)) > 1.05 > max(gains[64][side], gains[4096][side])
 
 
+def test_the_noise_of_the_measurements_is_told_beside_the_order(sample: list[GemmShape]) -> None:
+    repeated = statistics.fmean(shape.tau_repeated() for shape in sample)
+    # Orders are wrong beyond noise: more of what differs by more than it is right.
+    assert 0.9 < repeated < 1.0
+    for level in (COMPILED, BEFORE):
+        tau = statistics.fmean(shape.tau(level) for shape in sample)
+        assert tau < statistics.fmean(shape.tau_beyond_noise(level) for shape in sample) < repeated
+    assert f"with the noise of their medians: {repeated:.2f}" in report_text(sample)
+
+
 def test_first_picks(sample: list[GemmShape]) -> None:
     assert statistics.median(shape.first_pick() for shape in sample) <= 0.025
 
@@ -101,7 +111,7 @@ def test_a_table_of_one_s_own(tmp_path: Path) -> None:
     # A table that does not say so is of kernels that order their first copies late.
     assert shape.rows[0].variant == GemmVariant(stages=4, early=0) and shape.rows[0].measured_us == 20.0 - EMPTY_US
     assert shape.first_pick() == 0.0 and shape.buffer_gains() == []
-    assert "1 kernels on 1 problems" in report_text([shape])
+    assert "1 kernels on 1 problems" in report_text([shape]) and "noise" not in report_text([shape])
     assert report_dict([shape])["shapes"][0]["kernels"] == 1  # type: ignore[index]
     for broken, words in (
         ("a,b\n1,2\n", "not a table of GEMM kernels"), (head, "not a table of GEMM kernels"),
