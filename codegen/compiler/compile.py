@@ -275,9 +275,8 @@ def compile_kernels(
         dtype = "fp8"
     found: list[Any] = []
     try:
-        arguments, options = _arguments(header, work, dtype, capability, sms, with_lse)
-        # As `kernels.launching` launches it.
-        change = change_for(module, max(work["head_dim_qk"], work["head_dim_v"])) if _attends(header) else None
+        arguments, options, columns = _arguments(header, work, dtype, capability, sms, with_lse)
+        change = change_for(module, columns) if columns else None  # as `kernels.launching` launches it
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise CompileError(
             f"{path}: expected a TILECAST header that says what the kernel is launched on, got one that does not ({error})"
@@ -299,35 +298,32 @@ def compile_kernels(
     return tuple(_compiled(kernel, target) for kernel in found)
 
 
-def _attends(header: Mapping[str, Any]) -> bool:
-    """Whether a kernel takes q, k and v of the same lengths in a batch, forward or backward."""
-    return header.get("pass", "fwd") not in ("gemm", "serve", "copy", "copy rows", "quantize", "append")
-
-
 def _arguments(
     header: Mapping[str, Any], work: Mapping[str, Any], dtype: str, capability: int, sms: int, with_lse: bool
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What ``launch`` of a file is called with, by its header's pass: tensors of ``work`` without memory."""
+) -> tuple[tuple[Any, ...], dict[str, Any], int]:
+    """What ``launch`` of a file is called with, by its header's pass: tensors of ``work`` without memory, and options; and columns of the wider of q
+    and v, for which the code of some is narrowed, 0 where it never is."""
     direction, name = header.get("pass", "fwd"), _DTYPE_NAMES[dtype]
     if direction == "gemm":
-        return _gemm(work, name, capability), {}
+        return _gemm(work, name, capability), {}, 0
     if direction == "serve":
-        return _serving(work, name, capability, sms, header["variant"].split(","))
+        return *_serving(work, name, capability, sms, header["variant"].split(",")), 0
     if direction == "copy":
         x = _Shape((work["m"], work["n"]), name, 2, capability)
-        return (x, x, x, x), {}
+        return (x, x, x, x), {}, 0
     if direction == "copy rows":
-        return _copy_rows(work, name, capability), {}
+        return _copy_rows(work, name, capability), {}, 0
     if direction == "quantize":
-        return _quantize(work, name, capability), {}
+        return _quantize(work, name, capability), {}, 0
     if direction == "append":
-        return _append(work, name, capability, "cache_bits=8" in header["variant"].split(","))
+        return *_append(work, name, capability, "cache_bits=8" in header["variant"].split(",")), 0
     left, right = work["window"] or (-1, -1)
     given = (*_tensors(work, direction, name, capability, with_lse), work["head_dim_qk"] ** -0.5, left, right)
+    columns = max(work["head_dim_qk"], work["head_dim_v"])
     if dtype != "fp8":
-        return given, {}
+        return given, {}, columns
     by_head = _Shape((work["batch"], work["heads_kv"]), "torch.float32", 4, capability)
-    return given, {f"{x}_descale": by_head for x in "qkv"}
+    return given, {f"{x}_descale": by_head for x in "qkv"}, columns
 
 
 def _idle_barriers(ttgir: str) -> int:

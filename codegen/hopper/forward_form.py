@@ -8,7 +8,7 @@ from inspect import getsource
 from tilecast.codegen.gluon import OUTPUT_ARGUMENTS, GluonKernel, sizes_statement
 from tilecast.codegen.host import SMS_STATEMENT, WINDOW_STATEMENTS, Descriptor, Host, box_statements
 from tilecast.model.chip.programs import finer_launch, most_keys, sms_abreast, soonest_launch, start_keys
-from tilecast.model.kernel.variants.fa3 import E4M3_PART, WIDE
+from tilecast.model.kernel.variants.fa3 import E4M3_PART, WIDE, ends_in_halves, in_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +96,8 @@ class HopperForm(GluonKernel):
 
     @property
     def in_words(self) -> bool:
-        """Whether P becomes words of four bytes right behind its exponentials, and row maxima come from several chains: where two
-        warpgroups take all there is, no other fills the gaps; of three, with an eighth more time, the others do (measured at head_dim 64)."""
-        return self.promoted and not self.overlap and self.warpgroups < 3
+        """Whether P becomes words of four bytes right behind its exponentials."""
+        return in_words(self.promoted, self.overlap, self.warpgroups)
 
     @property
     def short_of_registers(self) -> bool:
@@ -227,8 +226,8 @@ class HopperForm(GluonKernel):
 
     @property
     def halves(self) -> bool:
-        """Whether causal tiles end in blocks that are counted from the diagonal by halves: long blocks in words, no shorter than two tiles."""
-        return self.mask == "causal" and self.in_words and self.tile_n >= max(256, 2 * self.tile_m)
+        """Whether causal tiles end in blocks that are counted from the diagonal by halves."""
+        return ends_in_halves(self.mask, self.in_words, self.warpgroups, self.tile_n)
 
     @property
     def hides(self) -> bool:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from tilecast.model.compiled.program import TileCounts
+from tilecast.model.kernel.variants.fa3 import ends_in_halves, in_words
 from tilecast.model.kernel.workload import Workload
 
 
@@ -29,17 +30,19 @@ def key_blocks(work: Workload, row: int, rows: int, keys: int) -> tuple[int, int
     return first, -(-end // keys), first_whole, whole_end
 
 
-def ends_in_halves(work: Workload, variant: Any) -> bool:
-    """Whether a Hopper kernel counts the blocks of causal tiles from the diagonal by halves (codegen: HopperForm.halves)."""
-    promoted = work.dtype == "fp8" and variant.rescale == "always" and not variant.overlap
-    return promoted and work.mask == "causal" and variant.warpgroups < 3 and variant.tile_n >= max(256, 128 * variant.warpgroups)  # fmt: skip
+def in_halves(work: Workload, variant: Any) -> bool:
+    """Whether a Hopper kernel counts blocks by halves (`fa3.ends_in_halves`)."""
+    promoted = work.dtype == "fp8" and variant.rescale == "always"
+    return ends_in_halves(
+        work.mask, in_words(promoted, variant.overlap, variant.warpgroups), variant.warpgroups, variant.tile_n
+    )
 
 
 @lru_cache(maxsize=65536)
 def hopper_counts(
     work: Workload, block: int, warpgroups: int, keys: int, halves: bool = False
 ) -> tuple[TileCounts, ...]:
-    """What each warpgroup does for query block ``block`` of 64 x warpgroups rows; with ``halves`` (`ends_in_halves`) the loop of edges is
+    """What each warpgroup does for query block ``block`` of 64 x warpgroups rows; with ``halves`` (`in_halves`) the loop of edges is
     that of half blocks."""
     tile = 64 * warpgroups
     if halves:
@@ -71,7 +74,7 @@ def triton_counts(work: Workload, block: int, rows: int, keys: int) -> TileCount
 #: Family -> (workload, block of query rows, variant, warpgroups) -> what each warpgroup of a CTA does for the block.
 BLOCK_COUNTS: dict[str, Callable[[Workload, int, Any, int], tuple[TileCounts, ...]]] = {
     "fa3": lambda work, block, variant, groups: hopper_counts(
-        work, block, groups, variant.tile_n, ends_in_halves(work, variant)
+        work, block, groups, variant.tile_n, in_halves(work, variant)
     ),
     "fa2": lambda work, block, variant, groups: (triton_counts(work, block, variant.tile_m, variant.tile_n),) * groups,
 }

@@ -13,9 +13,9 @@ from tilecast.model.compiled.code import CodeError, KernelCode
 from tilecast.model.compiled.costs import mma_cycles, warp_costs
 from tilecast.model.compiled.counts import (
     Tile,
-    ends_in_halves,
     greedy_makespan,
     hopper_counts,
+    in_halves,
     program_tiles,
     triton_counts,
 )
@@ -260,7 +260,7 @@ def _hopper(
     moved = _hopper_traffic(work, scheduler, 64 * variant.warpgroups, sms, machine["l2.bytes"], rounds)
     share = round(moved.missed_share, 1)  # tiles are simulated once for shares this close
 
-    halves = ends_in_halves(work, variant)
+    halves = in_halves(work, variant)
     counts = [hopper_counts(work, block, variant.warpgroups, variant.tile_n, halves) for block in range(blocks)]
     costs = warp_costs(machine, mhz)
     start = costs.cta_setup + costs.barrier_setup * code.barriers

@@ -67,6 +67,18 @@ class Fa3Variant:
     scheduler: str = "grid"
 
 
+def in_words(promoted: bool, overlap: bool, warpgroups: int) -> bool:
+    """Whether P of 8 bits, whose products are promoted, becomes words of four bytes right behind its exponentials, and row maxima come from
+    several chains: where two warpgroups take all there is, no other fills the gaps; of three, with an eighth more time, the others do (measured
+    at head_dim 64)."""
+    return promoted and not overlap and warpgroups < 3
+
+
+def ends_in_halves(mask: str, words: bool, warpgroups: int, tile_n: int) -> bool:
+    """Whether causal tiles end in blocks that are counted from the diagonal by halves: long blocks in ``words``, no shorter than two tiles."""
+    return mask == "causal" and words and tile_n >= max(256, 2 * 64 * warpgroups)
+
+
 def registers(variant: Fa3Variant, workload: Workload) -> int:
     """Registers a consumer thread needs: O and S accumulators, P, and with overlap the next S as well."""
     score = variant.tile_n // 2
