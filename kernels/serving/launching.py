@@ -20,6 +20,8 @@ from tilecast.kernels.starting import compiled_starter, on_device, sm_count, tak
 Made = tuple[Any, Callable[[], None] | None]
 #: Of a launch: whether the next one may begin before it ends, and whether it may begin before the one before has ended.
 LEADS, FOLLOWS = 1, 2
+#: Of a launch: whether it takes sequences of fewer rows too, as none of the step is for those.
+FEWER = 4
 
 
 def start_all(starts: Iterable[Callable[..., Any]], *given: Any) -> None:
@@ -72,8 +74,8 @@ class Launcher:
         """Write ``out`` and ``lse`` (None: not asked for) of the sequences with as many rows as the kernel is for.
 
         lists: cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks, k_descale, v_descale; beside: `LEADS` where the
-        next launch may begin before this one ends, plus `FOLLOWS` where this one may begin before the one before has ended.  Returns
-        what the launch works in (where the next one may begin before it ends, that must not get the same memory), and what is to be
+        next launch may begin before this one ends, plus `FOLLOWS` where this one may begin before the one before has ended, plus `FEWER`
+        where it takes sequences of fewer rows than its own as well.  Returns what the launch works in (where the next one may begin before it ends, that must not get the same memory), and what is to be
         called when all launches of a step are made, to merge what this one leaves (None: nothing).
         """
         tensors = (q, k, v, out, lse, *lists)
@@ -146,6 +148,7 @@ class Launcher:
         """(launch of the tensors, the two of its scratch and the two scales; one that merges what it leaves, or None; sizes of its scratch)
         of a shape."""
         module, (q, k, v, out, lse, *lists) = self._module, told_apart(tensors)
+        rows, timing = (1 if beside & FEWER else self._rows[0], self._rows[1]), beside & (LEADS | FOLLOWS)
         batch = q.shape[0] if lists[0] is None else lists[0].shape[0] - 1
         same = self.parts is not None and alike(
             tensors[5:], seqlen_q, seqlen_k
@@ -153,15 +156,15 @@ class Launcher:
         heads_kv = k.shape[-2]
         sizes = module.scratch(
             batch, heads_kv, q.shape[-2] // heads_kv, seqlen_q, seqlen_k, self._sms,
-            *((None if lists[0] is None else q.shape[0], max(self._rows[0], 1), window[0], same) if self.parts is not None else ()),
+            *((None if lists[0] is None else q.shape[0], max(rows[0], 1), window[0], same) if self.parts is not None else ()),
         )  # fmt: skip
         kinds = (torch.float32, torch.int32)
         work = tuple(
             torch.empty(size, dtype=kind, device=self._device) for size, kind in zip(sizes, kinds, strict=True)
         )
         grid, arguments, flags, *joined = module.plan(
-            q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, softcap != 0.0, self._rows, work, self._sms,
-            **({"beside": beside} if beside else {}), **({"alike": True} if same else {}),
+            q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, softcap != 0.0, rows, work, self._sms,
+            **({"beside": timing} if timing else {}), **({"alike": True} if same else {}),
         )  # fmt: skip
         given = (q, k, v, out, lse, *lists, *work)
         takes = takes_of(arguments, given)

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,7 +21,7 @@ from tilecast.kernels.errors import UnsupportedError, scale_refusal
 from tilecast.kernels.registration import register
 from tilecast.kernels.scratch import Counters
 from tilecast.kernels.selection import DTYPE_NAMES, capability_of
-from tilecast.kernels.serving.launching import FOLLOWS, LEADS, Launcher, join_all, start_all
+from tilecast.kernels.serving.launching import FEWER, FOLLOWS, LEADS, Launcher, join_all, start_all
 from tilecast.kernels.starting import on_device
 
 #: ((fewest rows, most rows, launcher, launch), ...), with no rows in common.
@@ -89,31 +89,32 @@ def launches(
     """The launches of tensors like these (q, k, v, out, lse and lists, as `Launcher` takes them), which `into` has just made, each
     for `start_all` with (q, k, v, out, lse, lists)."""
     q, k, v, _, _, *lists = tensors
-    cu_q = lists[0]
     found = _known.get((q.get_device(), q.dtype, k.dtype, q.shape[-1], v.shape[-1]))
-    least, most = _rows(q, k, cu_q, seqlen_q)
-    wanted = _wanted(found.of(k, v), least, most) if found is not None and most else []
+    rows = _rows(q, k, lists[0], seqlen_q)
+    wanted = _wanted(found.of(k, v), rows) if found is not None and rows.most else []
     return [
         launcher.started(tensors, scale, softcap, seqlen_q, seqlen_k, window, beside) for launcher, _, beside in wanted
     ]
 
 
-def _wanted(kernels: Kernels, least: int, most: int) -> list[tuple[Launcher, Any, int]]:
-    """The kernels for sequences of ``least`` to ``most`` rows, their launches in order, and how each runs beside the next one (`LEADS`)
-    and the one before (`FOLLOWS`).
+def _wanted(kernels: Kernels, rows: _Rows) -> list[tuple[Launcher, Any, int]]:
+    """The kernels for sequences of such rows, their launches in order, and how each runs beside the next one (`LEADS`) and the one before
+    (`FOLLOWS`); the one for the fewest rows takes fewer as well (`FEWER`) where a kernel is left out that may have a sequence after all.
 
     Those for the fewest rows come first, which leave SMs to those for the most, as one waits for memory and the other for matrix products.
     What is launched last has rarely a sequence of its own, and sees so on SMs that the others are done with.  Beside the one for
     the most rows those whose rows are half a tile have a launch of their own, which takes less.
     """
+    least, most = rows.least, rows.most
     halved = most >= kernels[-1][0]
     beside = itertools.chain(*(one[2].halves if halved and one[2].halves else (one,) for one in kernels))
     wanted = [(launcher, launch) for first, last, launcher, launch in beside if first <= most and least <= last]
     wanted = [*wanted[:1], *wanted[:0:-1]]
     joined = [False, *(a.leads and b.follows for (a, _), (b, _) in itertools.pairwise(wanted)), False]
+    fewer = [FEWER * any(rows.surely <= last < least for _, last, _, _ in kernels), *[0] * (len(wanted) - 1)]
     return [
-        (*kernel, LEADS * after + FOLLOWS * before)
-        for kernel, (before, after) in zip(wanted, itertools.pairwise(joined), strict=True)
+        (*kernel, LEADS * after + FOLLOWS * before + also)
+        for kernel, also, (before, after) in zip(wanted, fewer, itertools.pairwise(joined), strict=True)
     ]
 
 
@@ -143,14 +144,14 @@ def into(
         scale = 1.0 / math.sqrt(dims[0])
     elif refused := scale_refusal(scale):
         raise UnsupportedError(refused)
-    least, most = _rows(q, k, lists[0], seqlen_q)
-    if not most:
+    rows = _rows(q, k, lists[0], seqlen_q)
+    if not rows.most:
         out.zero_()
         return
     join_all(
         [
             launch(q, k, v, out, lse, lists, scale, softcap, seqlen_q, seqlen_k, window, beside)
-            for _, launch, beside in _wanted(found.of(k, v), least, most)
+            for _, launch, beside in _wanted(found.of(k, v), rows)
         ]
     )
 
@@ -158,7 +159,7 @@ def into(
 def parted(q: Any, k: Any, v: Any, left: int) -> bool:
     """Whether the kernel for sequences like these, (batch, seqlen, heads, head_dim), parts their keys so that more SMs have work; left:
     of the window.  UnsupportedError where there is no kernel."""
-    group, rows = q.shape[2] // k.shape[2], _rows(q, k, None, q.shape[1])[0]
+    group, rows = q.shape[2] // k.shape[2], _rows(q, k, None, q.shape[1]).most
     for first, last, launcher, _ in _found(q, k, q.shape[3], v.shape[3]).of(k, v):
         if first <= rows <= last:
             return launcher.parts is not None and launcher.parts(q.shape[1], k.shape[1], group, k.shape[2], left) > 1
@@ -168,7 +169,7 @@ def parted(q: Any, k: Any, v: Any, left: int) -> bool:
 def tiles(q: Any, k: Any, v: Any) -> tuple[int, int]:
     """How many tiles the kernel for sequences like these, (batch, seqlen, heads, head_dim), makes of one of them, and of how many rows; of
     one that has no tiles, each row.  UnsupportedError where there is no kernel."""
-    rows = _rows(q, k, None, q.shape[1])[0]
+    rows = _rows(q, k, None, q.shape[1]).most
     for first, last, launcher, _ in _found(q, k, q.shape[3], v.shape[3]).of(k, v):
         if first <= rows <= last and launcher.tile_rows:
             return -(-rows // launcher.tile_rows) * int(k.shape[2]), launcher.tile_rows
@@ -180,13 +181,28 @@ def _found(q: Any, k: Any, dim: int, dim_v: int) -> _Found:
     return _known.get((q.get_device(), q.dtype, k.dtype, dim, dim_v)) or _find(q, k, dim, dim_v)
 
 
-def _rows(q: Any, k: Any, cu_q: Any, seqlen_q: int) -> tuple[int, int]:
-    """(fewest, most) rows of a sequence; (0, 0) without sequences."""
+class _Rows(NamedTuple):
+    """Rows that a sequence has at least, whatever the shape of q, that it has at least where all rows of q are a sequence's, and at most."""
+
+    surely: int
+    least: int
+    most: int
+
+
+def _rows(q: Any, k: Any, cu_q: Any, seqlen_q: int) -> _Rows:
+    """Rows of a sequence; 0 without sequences.
+
+    Packed sequences may have any number of queries up to the longest.  Where the others cannot hold all rows of q, each has the rest at
+    least: with as many rows of q as if all were the longest, none has fewer.  Rows of q that are no sequence's make that wrong, so it
+    decides which kernels are launched, and not which sequences are computed (`FEWER`).
+    """
     group = q.shape[-2] // k.shape[-2]
     if cu_q is None:
-        return (seqlen_q * group,) * 2
-    # Sequences with queries of their own number may be of any length up to the longest.
-    return (group, seqlen_q * group) if cu_q.shape[0] > 1 else (0, 0)
+        return _Rows(*(seqlen_q * group,) * 3)
+    if (count := cu_q.shape[0] - 1) < 1:
+        return _Rows(0, 0, 0)
+    longest = min(seqlen_q, q.shape[0])
+    return _Rows(group, max(1, q.shape[0] - (count - 1) * longest) * group, longest * group)
 
 
 def _empty(q: Any, v: Any, return_lse: bool) -> tuple[Any, Any]:

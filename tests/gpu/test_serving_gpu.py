@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -231,6 +232,41 @@ def test_a_sequence_of_fewer_queries_than_its_call_allows_has_room_for_its_parts
         cu_seqlens_q=made.lists["cu_seqlens_q"], max_seqlen_q=most,
     )  # fmt: skip
     assert error_of(problem, made, out[:queries], lse[:, :queries]) <= 1.0
+
+
+@pytest.mark.parametrize(("dim", "heads"), [(128, (32, 8)), (64, (14, 2)), (256, (8, 1))])
+def test_rows_of_no_sequence_hide_none(dim, heads) -> None:
+    """As many rows of q as if each sequence had the most: kernels for fewer rows are left out, and the one launched takes theirs."""
+    problem = Problem(((60, 5000), (1, 9000), (0, 50), (7, 20)), dims=(dim, dim), heads=heads, dtype="bfloat16")
+    made = make(problem, "cuda")
+    padded = made.q.new_full((4 * 60, *made.q.shape[1:]), float("nan"))
+    padded[: made.q.shape[0]] = made.q
+    for q in (padded, made.q):
+        out, lse = tilecast.attention_kvcache(
+            q, made.k, made.v, made.lists["seqused_k"], made.lists["block_table"], causal=True, return_lse=True,
+            cu_seqlens_q=made.lists["cu_seqlens_q"], max_seqlen_q=60,
+        )  # fmt: skip
+        assert error_of(problem, made, out[: made.q.shape[0]], lse[:, : made.q.shape[0]]) <= 1.0
+
+
+@pytest.mark.parametrize(("dim", "heads"), [(128, (32, 8)), (64, (14, 2)), (256, (8, 1))])
+def test_sequences_of_one_number_of_queries_have_the_bits_of_a_mixed_batch(dim, heads) -> None:
+    """Where q says that all have as many queries one kernel is launched, otherwise all that may have a sequence."""
+    problem = Problem(((33, 5000), (33, 700), (33, 20000)), dims=(dim, dim), heads=heads, dtype="bfloat16")
+    made = make(problem, "cuda")
+    table, used = made.lists["block_table"], made.lists["seqused_k"]
+
+    def call(counts, q, numbers):
+        starts = torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device="cuda")
+        return tilecast.attention_kvcache(
+            q, made.k, made.v, used[numbers], table[numbers], causal=True, cu_seqlens_q=starts, max_seqlen_q=max(counts)
+        )
+
+    alike = call((33,) * 3, made.q, [0, 1, 2])
+    mixed = call((33, 1, 33, 20, 33, 100), torch.cat([made.q, made.q, made.q])[[*range(33), 0, *range(33, 66), *range(20), *range(66, 99), *range(100)]],
+                 [0, 0, 1, 0, 2, 2])  # fmt: skip
+    again = torch.cat([mixed[:33], mixed[34:67], mixed[87:120]])
+    assert torch.equal(alike.view(torch.int16), again.view(torch.int16))
 
 
 def test_a_graph_follows_the_lengths_of_its_replay() -> None:

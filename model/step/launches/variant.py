@@ -32,8 +32,10 @@ def launches(variants: tuple[StepVariant, ...], batch: Batch, sms: int) -> list[
     """The launches of a step in their order, where a sequence of ``batch`` may be for one: those of `kernels.serving.operator`."""
     group = batch.heads.group_size
     lengths = [q for q, _ in batch.lengths]
-    # With queries packed a sequence may have any number up to the longest: a kernel is left out only where none can be its.
-    least, most = (1 if batch.packed else max(lengths)) * group, max(lengths) * group
+    # With queries packed a sequence may have any number up to the longest: a kernel is left out only where none can be its, as the shape of
+    # q says, which holds the rows of all.
+    rest = sum(lengths) - (len(lengths) - 1) * max(lengths)
+    least, most = (max(1, rest) if batch.packed else max(lengths)) * group, max(lengths) * group
     given = [(v, dealing(v, batch.heads)) for v in variants]
     # Of two kernels for the same rows the one that begins with more rows takes them, or, where both begin alike, that for fewer.
     begins = sorted(d.least_rows for _, d in given)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,6 +11,7 @@ pytest.importorskip("triton")
 
 from tilecast.kernels import registry  # noqa: E402
 from tilecast.kernels.serving import operator  # noqa: E402
+from tilecast.kernels.serving.launching import FEWER, FOLLOWS, LEADS  # noqa: E402
 
 
 @pytest.fixture
@@ -56,8 +59,8 @@ def test_of_three_launches_each_lets_the_next_begin_beside_it(monkeypatch) -> No
     k = cache(4, 16, 1, 128)
     kernels = operator._find(torch.zeros(1, 1, 4, 128, dtype=torch.bfloat16), k, 128, 128).of(k, k)
 
-    def order(least: int, most: int) -> list[tuple[str, int]]:
-        wanted = operator._wanted(kernels, least, most)
+    def order(least: int, most: int, surely: int = 0) -> list[tuple[str, int]]:
+        wanted = operator._wanted(kernels, operator._Rows(surely or least, least, most))
         return [(launcher._module.TILECAST["family"].removeprefix("hopper_"), beside) for launcher, _, beside in wanted]
 
     # 1: the next one may begin before it ends; 2: it may begin before the one before has ended.
@@ -67,6 +70,10 @@ def test_of_three_launches_each_lets_the_next_begin_beside_it(monkeypatch) -> No
     assert order(20, 400) == [("prefill", 1), ("prefill", 2)]
     assert order(1, 40) == [("serving_runs", 1), ("prefill", 2)]
     assert order(4, 4) == [("serving_runs", 0)]
+    # FEWER: a kernel for fewer rows is left out although a sequence may have them after all, so the first launch takes those too.
+    assert order(132, 132, surely=4) == [("prefill", FEWER)]
+    assert order(20, 400, surely=4) == [("prefill", 1 + FEWER), ("prefill", 2)]
+    assert order(8, 8, surely=4) == [("serving_runs", 0)]
 
 
 def test_launches_beside_each_other_work_in_memory_of_their_own(monkeypatch) -> None:
@@ -99,6 +106,25 @@ def test_launches_beside_each_other_work_in_memory_of_their_own(monkeypatch) -> 
     monkeypatch.setattr(operator, "capability_of", lambda kind, device: (9, 0))
     found = operator._find(torch.zeros(1, 1, 4, 128, dtype=torch.bfloat16), k, 128, 128).of(k, k)
     assert len({id(launcher._counters) for _, _, launcher, _ in found}) == 3
+
+
+@pytest.mark.parametrize(
+    ("queries", "longest", "rows"),
+    [
+        ((33, 33, 33), 33, (4, 132, 132)),
+        ((33, 33, 32), 33, (4, 128, 132)),
+        ((1, 1, 33), 33, (4, 4, 132)),
+        ((40,), 8192, (4, 160, 160)),
+        ((2, 3), 8192, (4, 4, 20)),  # whatever the caller allows, no sequence has more rows than q
+        ((), 5, (0, 0, 0)),
+    ],
+)
+def test_shape_of_q_says_how_few_queries_a_packed_sequence_may_have(queries, longest, rows) -> None:
+    starts = torch.tensor([0, *itertools.accumulate(queries)])
+    q, k = torch.zeros(sum(queries), 32, 128), cache(4, 16, 8, 128)
+    assert operator._rows(q, k, starts, longest) == rows
+    if queries:
+        assert rows[1] <= 4 * min(queries) and rows[2] >= 4 * max(queries)
 
 
 def test_what_launches_leave_is_merged_when_all_are_made(monkeypatch) -> None:
@@ -228,8 +254,8 @@ def test_a_forecast_step_has_the_launches_that_the_operator_makes(monkeypatch, h
     starts = None if queries[0] == queries[1] else torch.tensor([0, queries[0], sum(queries)])
     kernels = operator._find(q, k, 128, 128).of(k, k)
     made = [
-        (max(launcher._rows[0], 1), launcher._rows[1], beside)
-        for launcher, _, beside in operator._wanted(kernels, *operator._rows(q, k, starts, max(queries)))
+        (max(launcher._rows[0], 1), launcher._rows[1], beside & (LEADS | FOLLOWS))
+        for launcher, _, beside in operator._wanted(kernels, operator._rows(q, k, starts, max(queries)))
     ]
     model = Workload(heads_q=heads[0], heads_kv=heads[1], seqlen_q=1, head_dim_qk=128, mask="causal")
     batch, machine = Batch(tuple((n, 4096) for n in queries), model, 16), load_machine("h200-sxm")

@@ -203,6 +203,24 @@ def test_the_calls_run_what_ships(monkeypatch) -> None:
 
 
 @pytest.mark.interpreted
+def test_rows_of_no_sequence_hide_none(monkeypatch) -> None:
+    """As many rows of q as if each sequence had the most: the kernel for few rows is left out, and the other takes them."""
+    from tilecast.kernels.serving import operator
+    from tilecast.kernels.serving.calls import attention_varlen
+
+    monkeypatch.setattr(operator, "_known", {})
+    monkeypatch.setattr(operator, "capability_of", lambda kind, device: (8, 0))
+    problem = Problem(((30, 70), (1, 600), (0, 50), (4, 20)), layout="packed")
+    made = make(problem)
+    padded = made.q.new_full((4 * 30, *made.q.shape[1:]), float("nan"))
+    padded[: made.q.shape[0]] = made.q
+    starts = made.lists["cu_seqlens_q"], made.lists["cu_seqlens_k"]
+    for q in (padded, made.q):
+        out, lse = attention_varlen(q, made.k, made.v, *starts, 30, 600, causal=True, return_lse=True)
+        assert error_of(problem, made, out[: made.q.shape[0]], lse[:, : made.q.shape[0]]) <= 1.0
+
+
+@pytest.mark.interpreted
 def test_latent_attention_runs_what_ships(monkeypatch) -> None:
     from tilecast.kernels import registry
     from tilecast.kernels.errors import AttentionError
