@@ -974,7 +974,9 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
         raise ValueError(f"k: expected pages of 16, 32, 64, 128 or 256 tokens, got {page}")
     left, right = (FAR.value if limit < 0 else min(limit, FAR.value) for limit in window)
     splits, tile_m = _split_bound(seqlen_k, heads_kv), TILE_M.value
+    # No more than the rows of all fill, nor than all sequences of as many as the launch takes: programs without one would take SMs from the launch after.
     tiles = q.shape[0] * (1 if cu_q is not None else seqlen_q) * group // tile_m + batch
+    tiles = min(tiles, batch * -(-min(seqlen_q * group, rows[1]) // tile_m))
     items = heads_kv * max(tiles, batch * splits)
     q_strides, out_strides = ([0, *x.stride()[:-1]][-3:] for x in (q, out))
     if reason := refusal(k, v):
