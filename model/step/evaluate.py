@@ -205,7 +205,8 @@ def _bound(batch: Batch, dealt: Dealing) -> int:
     split_tiles = -(-min(work.seqlen_q * group, dealt.split_rows) // dealt.tile_m) if dealt.tiles_first else 1
     if dealt.direct:
         return heads_kv * sequences * -(-most_splits // dealt.own_run)
-    tiles = batch.queries * group // dealt.tile_m + sequences
+    rows = min(work.seqlen_q * group, dealt.most_rows)
+    tiles = min(batch.queries * group // dealt.tile_m + sequences, sequences * -(-rows // dealt.tile_m))
     parts = dealt.places if dealt.parting is not None and (dealt.longer or not dealt.chained) else 0
     return max(parts, heads_kv * max(tiles, sequences * most_splits * split_tiles))
 
