@@ -37,7 +37,7 @@ _UNIT_ENERGY = (
     ("alu", "power.alu_pj_per_op", "alu.lanes"),
 )
 #: Clocks are looked for from here up, to within this.
-_LOWEST_MHZ, _SAME_MHZ = 100.0, 1e-7
+LOWEST_MHZ, _SAME_MHZ = 100.0, 1e-7
 #: How long work lasts, as a clock.
 _LASTING = re.compile(r"(\d+(?:\.\d+)?)(ms|s)")
 
@@ -135,7 +135,7 @@ def _short_share(machine: Machine, clock: str) -> float | None:
 def _range(machine: Machine, regime: str) -> tuple[float, float, float]:
     """(limit in watts, lowest and highest clock in MHz) of a regime."""
     limit = machine["chip.tdp_w"] if regime == "sustained" else machine["power.short_run_w"]
-    return limit, _LOWEST_MHZ, machine["chip.clock_max_mhz"] * machine["power.tensor_clock_share"]
+    return limit, LOWEST_MHZ, machine["chip.clock_max_mhz"] * machine["power.tensor_clock_share"]
 
 
 def busy_share(mean_cycles: Any, longest_cycles: Any, tiles: int, slots: int) -> Any:

@@ -7,15 +7,17 @@ there is a launch for each, one after the other or beside each other.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from tilecast.model.chip.evaluate import settled_clock
+from tilecast.model.chip.evaluate import PredictError, settled_clock
 from tilecast.model.chip.launch import masked_extra
 from tilecast.model.chip.memory import memory_seconds
-from tilecast.model.chip.power import Activity, Clock
+from tilecast.model.chip.power import LOWEST_MHZ, Activity, Clock
 from tilecast.model.compiled.forecast import block_cycles
 from tilecast.model.compiled.loops.shelf import loop_at_hand
 from tilecast.model.kernel.variants.hopper import prefill as hopper_prefill
@@ -145,8 +147,8 @@ def _launch(
         return play(items, costs) if items is not None else nothing(costs)
 
     alone = played_with(costs_at(top))
-    cycles, memory = alone.end - alone.memory_bound, alone.memory_bound / (top * 1e6)
-    settled = settled_clock(machine, activity, lambda ghz: max(cycles / (ghz * 1e9) + memory, 1e-9), clock)
+    memory = alone.memory_bound / (top * 1e6)
+    settled = _settled(machine, activity, lambda mhz: played_with(costs_at(mhz)), clock)
     if settled.bound == "boost":
         settled = replace(settled, mhz=_light_clock(machine, pipeline, items, alone))
     if isinstance(clock, str) and items is not None:
@@ -184,6 +186,46 @@ def _launch(
         dealt.programs * (dealt.some or sms),
         costs,
     )  # fmt: skip
+
+
+#: How near a clock has to be to one at which the launch was played, and how often one more is played.
+_SAME_CLOCK, _MOST_PLAYED = 2e-3, 8
+
+
+def _settled(machine: Machine, activity: Activity, played_at: Callable[[float], Played], clock: str | float) -> Clock:
+    """The clock of a launch, ``played_at`` as many clocks (MHz) as that takes.
+
+    A launch that waits for the memory at the top clock waits for its programs at a low one, and draws less the longer it takes: its
+    length is known where it was played, between two of those lies on the line in the time of a cycle, and below the lowest grows
+    with what does not wait for the memory there.
+    """
+    known: dict[float, Played] = {}
+    next_mhz = machine["chip.clock_max_mhz"]
+    while True:
+        known[next_mhz] = played_at(next_mhz)
+        clocks = sorted(known)
+        periods = np.array([1e-6 / mhz for mhz in reversed(clocks)])
+        seconds = np.array([known[mhz].end * 1e-6 / mhz for mhz in reversed(clocks)])
+        slowest = known[clocks[0]]
+        grows = slowest.end - slowest.memory_bound
+
+        def seconds_at(ghz: float, periods: Any = periods, seconds: Any = seconds, grows: float = grows) -> float:
+            period = 1e-9 / ghz
+            longer = grows * max(0.0, period - float(periods[-1]))
+            return max(float(np.interp(period, periods, seconds)) + longer, 1e-9)
+
+        try:
+            settled = settled_clock(machine, activity, seconds_at, clock)
+        except PredictError:
+            if LOWEST_MHZ in known:
+                raise
+            next_mhz = LOWEST_MHZ
+            continue
+        if settled.bound != "power" or len(known) == _MOST_PLAYED:
+            return settled
+        if any(abs(settled.mhz / mhz - 1.0) < _SAME_CLOCK for mhz in known):
+            return settled
+        next_mhz = settled.mhz
 
 
 def _light_clock(machine: Machine, pipeline: Pipeline, items: Items | None, played: Played) -> float:
