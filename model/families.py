@@ -277,6 +277,10 @@ def parse_variant(text: str, base: Variant | None = None) -> Variant:
         pairs[key] = value.strip()
     named = pairs.pop("family", base.family if base else "")
     _refuse_others(named)
+    if not named:
+        raise VariantError(
+            f"--variant: no family is named in '{text}': begin with one, as in fa3:tile_n=64{nearest('', tuple(_BY_NAME))}"
+        )
     if named not in _BY_NAME:
         raise VariantError(f"--variant: unknown family '{named}'{nearest(named, tuple(_BY_NAME))}")
     family = _BY_NAME[named]

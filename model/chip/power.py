@@ -66,6 +66,19 @@ class Clock:
     #: "boost" when the clock is at its maximum, "power" when the limit holds it, "fixed" when the user set it.
     bound: str
 
+    def words(self, machine: Machine, regime: str) -> str:
+        """Why the clock of ``regime`` is what it is, for people."""
+        if self.bound == "power":
+            limit = "that short runs draw" if regime == "short" else "limit"
+            return f"held by the {self.limit_w:.0f} W {limit}"
+        drawn = f"{self.power_w:.0f} W of {self.limit_w:.0f} W"
+        if self.bound == "fixed":
+            above = f", above the {self.limit_w:.0f} W limit" if self.power_w > self.limit_w else ""
+            return f"fixed by you, would draw {self.power_w:.0f} W{above}"
+        top = machine["chip.clock_max_mhz"]
+        slowed = f" beside matrix products ({top:.0f} MHz without)" if round(self.mhz) < round(top) else ""
+        return f"top clock{slowed}, {drawn}"
+
 
 def energy_joule_at_1ghz(machine: Machine, activity: Activity) -> dict[str, float]:
     """On-chip energy of the kernel by consumer, at a set clock of 1 GHz."""

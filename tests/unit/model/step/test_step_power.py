@@ -46,9 +46,7 @@ def test_a_limit_below_what_the_lowest_clock_draws_is_refused() -> None:
 
 def test_caches_that_do_not_fit_are_told() -> None:
     heads = Workload(heads_q=64, heads_kv=8, seqlen_q=1, head_dim_qk=128, mask="causal")
-    answer = forecast_step(
-        Batch(parse_requests("512x8192"), heads, page=64), "a100", decoder=decoders()["llama3-70b"]
-    )
+    answer = forecast_step(Batch(parse_requests("512x8192"), heads, page=64), "a100", decoder=decoders()["llama3-70b"])
     assert "do not fit this memory, they fill 19 such boards" in answer.text()
     fits = forecast_step(DECODES, "h200", decoder=decoders()["llama3-8b"])
     assert "do not fit" not in fits.text()
