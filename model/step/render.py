@@ -181,7 +181,9 @@ def _next_lines(f: StepForecast) -> list[str]:
     if f.next_request is not None:
         n = f.next_request
         step = "" if n.step_seconds is None else f", the step {_time(n.step_seconds)}"
-        lines += ["", f"{n.requests} more: attention of a layer {_time(n.attention_seconds)} longer{step}"]
+        # Beside a chunk a decode may cost nothing, give or take what rounding of rounds does.
+        longer = f"{_time(n.attention_seconds)} longer" if n.attention_seconds >= 1e-7 else "no longer"
+        lines += ["", f"{n.requests} more: attention of a layer {longer}{step}"]
     if f.largest is not None:
         most = f.largest
         what = "attention of a layer" if f.decoder is None else "the step"
