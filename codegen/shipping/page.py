@@ -130,7 +130,7 @@ kernels multiply with two CTAs together. `_b300` kernels leave all exponentials 
 the load. Blackwell's kernels were compiled, inspected and [emulated](../docs/emulator.md), not run.
 
 *Forecast*: computed before compilation, bf16 (e4m3 where the row says so) TFLOP/s in a short run at 16k tokens, hidden size 2048 and the
-given sequence length; windows reach 1024 keys to the left. *Measured*: the same run on an H200, in turns with the other kernels of the
+given sequence length; windows reach 1024 keys to the left. *Measured*: the same run on an H200 on the day that stands with it, in turns with the other kernels of the
 shape, L2 evicted, median of 15 ([`h200_shipped.csv`](../data/measured/h200_shipped.csv)); "no": not measured in that run. The pointer kernels are
 made for an A100 and forecast there; an H200 runs them too. Against other libraries: [docs/kernels.md](../docs/kernels.md).
 
