@@ -128,17 +128,31 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "warpgroups": (1, 2, 3),
     "warps": (4, 8),
     "stats_slots": (1, 2),
+    "mask_home": ("tmem", "registers"),
     "q_stages": (1, 2),
     "rescale": ("always", "conditional", "anchored"),
     "poly_degree": (1, 2, 3, 4, 5),
     "intermediate_bytes": (0, 2, 4),
 }
+#: Keys of an iteration come in multiples.
+_TILE_STEP = 16
 _RANGES: dict[str, tuple[float, float]] = {
     "tile_n": (16, 256),
     "kv_stages": (0, 32),
     "emulated_share": (0.0, 1.0),
     "rescale_threshold": (0.0, 64.0),
 }
+
+
+def knob_takes(family: str, knob: str, value: object) -> str:
+    """What ``knob`` of ``family``, with the default ``value``, takes, in words: values, or the ends of a range."""
+    if isinstance(value, bool):
+        return "true, false"
+    choices = _CHOICES.get(f"{family} {knob}", _CHOICES.get(knob))
+    if choices is not None:
+        return ", ".join(map(str, choices))
+    low, high = _RANGES[knob]
+    return f"{low:g} to {high:g}" + (f", by {_TILE_STEP}" if knob == "tile_n" else "")
 
 
 def find_family(name: str) -> Family:
@@ -277,6 +291,10 @@ def parse_variant(text: str, base: Variant | None = None) -> Variant:
         pairs[key] = value.strip()
     named = pairs.pop("family", base.family if base else "")
     _refuse_others(named)
+    if not named:
+        raise VariantError(
+            f"--variant: no family is named in '{text}': begin with one, as in fa3:tile_n=64{nearest('', tuple(_BY_NAME))}"
+        )
     if named not in _BY_NAME:
         raise VariantError(f"--variant: unknown family '{named}'{nearest(named, tuple(_BY_NAME))}")
     family = _BY_NAME[named]
@@ -305,6 +323,6 @@ def _knob_value(variant: Variant, key: str, text: str) -> Any:
         raise VariantError(f"--variant: family {variant.family} has no knob '{key}'{nearest(key, names)}")
     value = value_like(key, text, getattr(variant, key))
     check_value(key, text, value, _CHOICES.get(f"{variant.family} {key}", _CHOICES.get(key)), _RANGES.get(key))
-    if key == "tile_n" and value % 16:
-        raise VariantError(f"--variant: knob 'tile_n' takes multiples of 16, got '{text}'")
+    if key == "tile_n" and value % _TILE_STEP:
+        raise VariantError(f"--variant: knob 'tile_n' takes multiples of {_TILE_STEP}, got '{text}'")
     return value

@@ -15,7 +15,7 @@ _SHOWN = 10
 _WORDS = {
     "illegal": "illegal on the machine", "not writable": "cannot be written by the generator",
     "fewer stages": "same kernel with fewer K/V stages", "floor": "dropped by its floor, never forecast",
-    "forecast": "behind by forecast", "compile": "does not compile, or cannot be read", "machine code": "behind from machine code",
+    "forecast": "behind by forecast", "compile": "no machine code to compare (--audit says why)", "machine code": "behind from machine code",
     "measured": "measured and behind", "winner": "winner",
 }  # fmt: skip
 _BY = {

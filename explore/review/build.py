@@ -114,13 +114,8 @@ def _regimes(r: Reviewed, p: Explained, level: Compiler | None) -> tuple[Regime,
 
 
 def _regime(p: Explained) -> Regime:
-    reason = {
-        "power": f"held by the {p.clock.limit_w:.0f} W {'limit' if p.regime == 'sustained' else 'that short runs draw'}",
-        "boost": f"top clock, drawing {p.clock.power_w:.0f} W of {p.clock.limit_w:.0f} W",
-        "fixed": f"fixed by the user, would draw {p.clock.power_w:.0f} W",
-    }[p.clock.bound]
     low, high = p.tflops_interval
-    return Regime(p.regime, p.time_ms, p.tflops, low, high, p.clock.mhz, reason)
+    return Regime(p.regime, p.time_ms, p.tflops, low, high, p.clock.mhz, p.clock.words(p.machine, p.regime))
 
 
 def _tornado(r: Reviewed, p: Explained, clock: str | float, level: Compiler | None) -> Tornado:

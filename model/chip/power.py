@@ -37,7 +37,7 @@ _UNIT_ENERGY = (
     ("alu", "power.alu_pj_per_op", "alu.lanes"),
 )
 #: Clocks are looked for from here up, to within this.
-_LOWEST_MHZ, _SAME_MHZ = 100.0, 1e-7
+LOWEST_MHZ, _SAME_MHZ = 100.0, 1e-7
 #: How long work lasts, as a clock.
 _LASTING = re.compile(r"(\d+(?:\.\d+)?)(ms|s)")
 
@@ -65,6 +65,19 @@ class Clock:
     limit_w: float
     #: "boost" when the clock is at its maximum, "power" when the limit holds it, "fixed" when the user set it.
     bound: str
+
+    def words(self, machine: Machine, regime: str) -> str:
+        """Why the clock of ``regime`` is what it is, for people."""
+        if self.bound == "power":
+            limit = "that short runs draw" if regime == "short" else "limit"
+            return f"held by the {self.limit_w:.0f} W {limit}"
+        drawn = f"{self.power_w:.0f} W of {self.limit_w:.0f} W"
+        if self.bound == "fixed":
+            above = f", above the {self.limit_w:.0f} W limit" if self.power_w > self.limit_w else ""
+            return f"fixed by you, would draw {self.power_w:.0f} W{above}"
+        top = machine["chip.clock_max_mhz"]
+        slowed = f" beside matrix products ({top:.0f} MHz without)" if round(self.mhz) < round(top) else ""
+        return f"top clock{slowed}, {drawn}"
 
 
 def energy_joule_at_1ghz(machine: Machine, activity: Activity) -> dict[str, float]:
@@ -135,7 +148,7 @@ def _short_share(machine: Machine, clock: str) -> float | None:
 def _range(machine: Machine, regime: str) -> tuple[float, float, float]:
     """(limit in watts, lowest and highest clock in MHz) of a regime."""
     limit = machine["chip.tdp_w"] if regime == "sustained" else machine["power.short_run_w"]
-    return limit, _LOWEST_MHZ, machine["chip.clock_max_mhz"] * machine["power.tensor_clock_share"]
+    return limit, LOWEST_MHZ, machine["chip.clock_max_mhz"] * machine["power.tensor_clock_share"]
 
 
 def busy_share(mean_cycles: Any, longest_cycles: Any, tiles: int, slots: int) -> Any:

@@ -105,7 +105,8 @@ def latencies(machine: Machine) -> dict[str, float]:
 def _issue(m: Machine) -> tuple[dict[str, Any], ...]:
     """Pipes alone, pipes and slots under a product, least stalls, the shared-memory port and who it holds, latencies: the same objects at every clock."""
     pipe = pipe_cycles(m)
-    slow = {name: m.get(f"mma_load.{name}_cycles", pipe[name]) for name in ("mufu", "shared")}
+    # What was measured beside products was measured at the machine's own rates: at a slower one it takes at least what it takes alone.
+    slow = {name: max(pipe[name], m.get(f"mma_load.{name}_cycles", 0.0)) for name in ("mufu", "shared")}
     slot = {name: m.get("mma_load.slot_cycles", 0.0) if name in ("alu", "fma") else 0.0 for name in pipe}
     least = {name: int(m.get("mufu.issue_cycles", 1.0)) if name == "mufu" else 1 for name in pipe}
     port = {"row": 32.0 / m["smem.bytes_per_clk"], "word": PARTITIONS * 32 * 4.0 / m["smem.bytes_per_clk"]}

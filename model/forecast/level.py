@@ -17,6 +17,7 @@ from tilecast.model.forecast.answer import BEFORE, COMPILED
 from tilecast.model.forecast.binding import Binding, binding
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.followed import changed_unfollowed
 from tilecast.model.machine.machine import Machine
 from tilecast.model.search.best import Best, best
 
@@ -40,8 +41,9 @@ def compiler_of(level: str) -> Compiler | None:
 
 
 def at_hand(workload: Workload, machine: Machine, variant: Variant) -> CompiledVariant | None:
-    """The machine code of ``variant``'s loop; None where it is not at hand: the default level of every forecast."""
-    if machine.arch not in LOOP_TARGETS:
+    """The machine code of ``variant``'s loop; None where it is not at hand, or does not follow what a what-if changed: the default level of
+    every forecast."""
+    if machine.arch not in LOOP_TARGETS or changed_unfollowed(machine):
         return None
     from tilecast.model.compiled.loops.shelf import loop_at_hand
 
@@ -49,7 +51,7 @@ def at_hand(workload: Workload, machine: Machine, variant: Variant) -> CompiledV
 
 
 def _best_at_hand(workload: Workload, machine: Machine, family: str, clock: str | float = "sustained") -> Best:
-    if machine.arch not in LOOP_TARGETS:
+    if machine.arch not in LOOP_TARGETS or changed_unfollowed(machine):
         return best(workload, machine, family, clock)
     # Most other forecasts need none of the simulators of machine code.
     from tilecast.model.compiled.loops.choose import best_at_hand
@@ -69,6 +71,16 @@ def search_of(compiler: Compiler | None) -> Search:
     return {loop_at_hand: best_at_hand, kept_loop: best_kept}.get(compiler, best)  # type: ignore[arg-type]
 
 
+def following(compiler: Compiler | None, changed: Machine) -> Compiler | None:
+    """``compiler`` where machine code follows what a what-if changed in ``changed``; else None, or PredictError if machine code was asked for."""
+    missed = changed_unfollowed(changed) if compiler is not None else ()
+    if not missed:
+        return compiler
+    if compiler is not at_hand:
+        raise PredictError(f"forecasts from machine code do not follow {', '.join(missed)}: use --level auto or fluid")
+    return None
+
+
 def settled(
     compiler: Compiler | None,
     workload: Workload,
@@ -82,6 +94,7 @@ def settled(
     Of "machine code where a loop is at hand" that is machine code for all, where the variant's loop is, or for none.
     PredictError as from the search and the compiler.
     """
+    compiler = following(compiler, machine)
     if compiler is None or (compiler is at_hand and machine.arch not in LOOP_TARGETS):
         return None
     from tilecast.model.compiled.loops.shelf import kept_loop, loop_at_hand

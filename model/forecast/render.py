@@ -106,16 +106,10 @@ def as_text(p: Forecast) -> str:
 
 
 def _headline(p: Forecast) -> list[str]:
-    held = f"held by the {p.clock.limit_w:.0f} W limit"
-    if lasting_seconds(p.regime) is not None:
+    bound = p.clock.words(p.machine, p.regime)
+    if p.clock.bound == "power" and lasting_seconds(p.regime) is not None:
         reacts = 1e3 * p.machine["power.reaction_s"]
-        held = f"on average of {p.regime}: {held} once the limiter reacts, after {reacts:.0f} ms"
-    bound = {
-        "power": held,
-        "boost": f"top clock, {p.clock.power_w:.0f} W of {p.clock.limit_w:.0f} W",
-        "fixed": f"fixed by you, would draw {p.clock.power_w:.0f} W"
-        + (f", above the {p.clock.limit_w:.0f} W limit" if p.clock.power_w > p.clock.limit_w else ""),
-    }[p.clock.bound]
+        bound = f"on average of {p.regime}: {bound} once the limiter reacts, after {reacts:.0f} ms"
     lines = [
         f"{p.machine.title}: {p.workload.label()}",
         f"  {p.time_ms:.4g} ms   {significant(p.tflops)} TFLOP/s   {p.regime} clock",

@@ -1,7 +1,7 @@
 """What-if changes: facts by the names people use, and the machine that results.
 
 A name is a full key (``mufu.ex2_per_clk``), the beginning of one (``mufu.ex2``: of several facts that begin so, the
-rate is meant), a section (``smem``: every rate in it) or a group (``clock``, ``sms``, ``tdp``, ``latency``).
+rate is meant; ``hbm.tbps``: the specified one, with which the achieved one moves), a section (``smem``: every rate in it) or a group (``clock``, ``sms``, ``tdp``, ``latency``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,14 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     "clock": ("chip.clock_max_mhz",),
     "sms": ("chip.sm_count",),
     "tdp": ("chip.tdp_w", "power.short_run_w"),
+}
+#: Facts that move with another unless they are changed themselves: what is reached of a rate, what a limit lets through in short runs
+#: (as `Machine.at_power` has it), a launch within a graph.
+_MOVES_WITH = {
+    "fma.lanes": "fma.achieved_lanes",
+    "hbm.tbps_spec": "hbm.tbps_achieved",
+    "chip.tdp_w": "power.short_run_w",
+    "launch.kernel_us": "launch.graph_kernel_us",
 }
 
 
@@ -95,7 +103,7 @@ def change_machine(
     values: dict[str, float] = {}
     for name, value in (changes or {}).items():
         number = _number(machine, name, value)
-        keys = facts_named(name, machine)
+        keys = _leading(facts_named(name, machine))
         if len(keys) > 1:
             raise MachineError(
                 f"{machine.name}: '{name}' names {len(keys)} facts: set one of {', '.join(keys)}, or scale them together"
@@ -111,9 +119,27 @@ def change_machine(
         raise MachineError(
             f"{machine.name}: nothing to change: set (--set mufu.ex2=32) or scale (--scale smem=2) at least one fact"
         )
+    values = moved_together(machine, values)
     changed = machine.with_facts(values)
     moved = tuple(Change(key, KEYS[key].unit, machine[key], changed[key]) for key in values)
     return changed, moved
+
+
+def moved_together(machine: Machine, values: Mapping[str, float]) -> dict[str, float]:
+    """``values``, and those of the facts that move with them by the same factor."""
+    out = dict(values)
+    for key, value in values.items():
+        other = _MOVES_WITH.get(key, "")
+        if machine.has(other) and other not in values and machine[key]:
+            rule = KEYS[other]
+            out[other] = min(max(machine[other] * value / machine[key], rule.low), rule.high)
+    return out
+
+
+def _leading(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """``keys`` without those that move with another of them."""
+    led = {_MOVES_WITH.get(key) for key in keys}
+    return tuple(key for key in keys if key not in led)
 
 
 def _number(machine: Machine, name: str, value: float) -> float:

@@ -166,9 +166,13 @@ def load_machine(name_or_path: str | Path) -> Machine:
     return _load_shipped(text)
 
 
-def machine_of(machine: Machine | str) -> Machine:
-    """A machine that is given as such, by name or by path."""
-    return load_machine(machine) if isinstance(machine, str) else machine
+def machine_of(machine: Machine | str | Path) -> Machine:
+    """A machine that is given as such, by name or by path; MachineError for anything else."""
+    if isinstance(machine, (str, Path)):
+        return load_machine(machine)
+    if not isinstance(machine, Machine):
+        raise MachineError(f"machine: expected a name, a file or a tilecast.Machine, got {type(machine).__name__}")
+    return machine
 
 
 @lru_cache(maxsize=64)

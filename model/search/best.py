@@ -87,7 +87,10 @@ def search_space(workload: Workload, machine: Machine, family: str) -> Space:
     if not found.variants:
         record = find_family(family)
         reason = record.legality(record.published(work, machine), work, machine).sentence() or "no tile fits"
-        raise PredictError(f"{record.name} cannot run {work.label()} on {machine.name}: {reason}")
+        # Heads that only latent attention has, whose decode kernels `step` forecasts.
+        shared = work.heads_kv == 1 and work.head_dim_qk > work.head_dim_v
+        latent = "; latent attention that decodes: tilecast step --latent" if shared else ""
+        raise PredictError(f"{record.name} cannot run {work.label()} on {machine.name}: {reason}{latent}")
     return found
 
 

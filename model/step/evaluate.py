@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 
-from tilecast.model.chip.evaluate import settled_clock
 from tilecast.model.chip.launch import masked_extra
 from tilecast.model.chip.memory import memory_seconds
 from tilecast.model.chip.power import Activity, Clock
@@ -24,6 +23,7 @@ from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.sm.simulate import SmTrace, steady_state
 from tilecast.model.step.batch import Batch
+from tilecast.model.step.clock import settled_by_length
 from tilecast.model.step.costs.around import Around, Loops
 from tilecast.model.step.costs.runs import AroundRuns, RunsCounts
 from tilecast.model.step.costs.tiles import AroundTiles, TileCounts
@@ -138,29 +138,33 @@ def _launch(
     programs = max(1, bound if dealt.direct else min(bound, dealt.programs * (dealt.some or sms) * dealt.waves))
     top = machine["chip.clock_max_mhz"]
 
+    @cache
     def costs_at(mhz: float) -> Costs:
         return _costs(batch, heads, machine, variant, dealt, items, programs, memory_needs, l2, mhz)
 
     def played_with(costs: Costs) -> Played:
         return play(items, costs) if items is not None else nothing(costs)
 
-    alone = played_with(costs_at(top))
-    cycles, memory = alone.end - alone.memory_bound, alone.memory_bound / (top * 1e6)
-    settled = settled_clock(machine, activity, lambda ghz: max(cycles / (ghz * 1e9) + memory, 1e-9), clock)
+    @cache
+    def played_at(mhz: float) -> Played:
+        return played_with(costs_at(mhz))
+
+    alone = played_at(top)
+    settled = settled_by_length(machine, activity, lambda mhz: (played_at(mhz).end, played_at(mhz).memory_bound), clock)
     if settled.bound == "boost":
         settled = replace(settled, mhz=_light_clock(machine, pipeline, items, alone))
     if isinstance(clock, str) and items is not None:
         # What lets no more power through for milliseconds lets no more through for microseconds, while programs are at their items.
         busy = min(costs_at(top).slots, items.count)
-        own = (alone.starting + alone.streaming + alone.handing_over + alone.merging) / busy - costs_at(top).first_start
-        at_once = settled_clock(
-            machine,
-            replace(activity, hbm_bytes=0.0),
-            lambda ghz: max(max(0.0, own - alone.memory_bound) / (ghz * 1e9) + memory, 1e-9),
-            "short",
-        )
+
+        def own_at(mhz: float) -> tuple[float, float]:
+            one = played_at(mhz)
+            own = (one.starting + one.streaming + one.handing_over + one.merging) / busy - costs_at(mhz).first_start
+            return own, min(own, one.memory_bound)
+
+        at_once = settled_by_length(machine, replace(activity, hbm_bytes=0.0), own_at, "short")
         if at_once.bound == "power" and at_once.mhz < settled.mhz:
-            share = min(1.0, own / alone.end)
+            share = min(1.0, own_at(top)[0] / alone.end)
             settled = replace(at_once, mhz=1.0 / (share / at_once.mhz + (1.0 - share) / settled.mhz))
     costs = costs_at(settled.mhz)
     if before is not None and before.dealt.some and items is not None:
@@ -171,7 +175,7 @@ def _launch(
         free = before.seconds - before.launch_seconds - before.tail_seconds + waits * memory_needs
         left = before.costs.idle_first / (before.clock.mhz * 1e6)
         costs = replace(costs, late=before.dealt.some * dealt.programs, free_at=free * hertz, early_at=left * hertz)
-    played = alone if settled.mhz == top and not costs.late else played_with(costs)
+    played = played_with(costs) if costs.late else played_at(settled.mhz)
     launch = machine["launch.kernel_us"] * 1e-6
     # While what is read takes the place of what was written the memory has more to do, which the programs' own pace may hide.
     first_bytes = min(hbm, room)

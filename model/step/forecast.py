@@ -157,7 +157,10 @@ def check_step(batch: Batch, machine: Machine, pair: tuple[StepVariant, ...]) ->
         heads = multiplied(variant, batch.heads)
         verdict = writable(variant, replace(heads, seqlen_q=queries, seqlen_k=8192), machine)
         if not verdict.legal:
-            raise PredictError(f"no serving kernel for {batch.label()} on {machine.name}: {verdict.sentence()}")
+            # One key head, whose first columns V may be.
+            shared = batch.heads.heads_kv == 1 and batch.heads.head_dim_qk > batch.heads.head_dim_v and not batch.latent
+            latent = "; for latent attention, where V is the first columns of the key: --latent" if shared else ""
+            raise PredictError(f"no serving kernel for {batch.label()} on {machine.name}: {verdict.sentence()}{latent}")
     _check_rows(batch, pair)
 
 

@@ -46,7 +46,7 @@ def as_dict(f: StepForecast) -> dict[str, object]:
         "decoder": None,
         "next_request": None,
         "largest": None,
-        "notes": [checked_note(f), *([FLOOR] if f.decoder else [])],
+        "notes": [checked_note(f), *([FLOOR] if f.decoder else []), *_too_much(f)],
     }
     if f.decoder is not None:
         d = f.decoder
@@ -76,6 +76,17 @@ def checked_note(f: StepForecast) -> str:
         return f"no step was measured on {f.machine.name} yet; forecasts were validated against those of an H200 and an H100 (tilecast validate serving)"
     words, command = VALIDATED_AGAINST[f.machine.name]
     return f"validated against {words} ({command})"
+
+
+def _too_much(f: StepForecast) -> list[str]:
+    """That weights and caches are more than the memory holds, where they are."""
+    room = f.machine.get("hbm.capacity_gb", 0.0) * 1e9
+    if f.decoder is None or not room or f.decoder.weight_bytes + f.decoder.cache_bytes <= room:
+        return []
+    boards = -(-(f.decoder.weight_bytes + f.decoder.cache_bytes) // room)
+    return [
+        f"weights and caches do not fit this memory, they fill {boards:.0f} such boards: the forecast is of one board that had room"
+    ]
 
 
 def _launch_dict(launch: LaunchRun) -> dict[str, object]:
@@ -113,7 +124,7 @@ def as_text(f: StepForecast) -> str:
             f"  {p.cause:<70}{p.seconds * 1e6:10.1f} us  {p.share:6.1%}  {'█' * max(0, round(p.share * _BAR))}".rstrip()
             for p in f.parts if p.share >= 0.0005
         ),
-        *_split_lines(f), *_next_lines(f), "", f"Note: {checked_note(f)}.",
+        *_split_lines(f), *_next_lines(f), "", f"Note: {checked_note(f)}.", *(f"Note: {words}." for words in _too_much(f)),
     ]  # fmt: skip
     return "\n".join(lines)
 
@@ -170,7 +181,9 @@ def _next_lines(f: StepForecast) -> list[str]:
     if f.next_request is not None:
         n = f.next_request
         step = "" if n.step_seconds is None else f", the step {_time(n.step_seconds)}"
-        lines += ["", f"{n.requests} more: attention of a layer {_time(n.attention_seconds)} longer{step}"]
+        # Beside a chunk a decode may cost nothing, give or take what rounding of rounds does.
+        longer = f"{_time(n.attention_seconds)} longer" if n.attention_seconds >= 1e-7 else "no longer"
+        lines += ["", f"{n.requests} more: attention of a layer {longer}{step}"]
     if f.largest is not None:
         most = f.largest
         what = "attention of a layer" if f.decoder is None else "the step"

@@ -113,11 +113,7 @@ def as_html(p: BackwardForecast) -> str:
 
 def _headline(p: BackwardForecast) -> list[str]:
     clock = p.run.clock
-    held = {
-        "power": f"held by the {clock.limit_w:.0f} W limit",
-        "boost": f"top clock, {clock.power_w:.0f} W of {clock.limit_w:.0f} W",
-        "fixed": f"fixed by you, would draw {clock.power_w:.0f} W",
-    }[clock.bound]
+    held = clock.words(p.machine, p.regime)
     lines = [
         f"{p.machine.title}: backward pass of {p.workload.label()}",
         f"  {p.time_ms:.4g} ms   {significant(p.tflops)} TFLOP/s ({FLOP_RATIO:g} times the forward's FLOP)   {p.regime} clock",

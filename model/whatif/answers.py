@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilecast.model.forecast.answer import BEFORE
+
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
@@ -83,6 +85,8 @@ class BreakEven:
     useful_until: float | None
     #: Percent of time that unlimited improvement of the fact alone would save.
     at_most_percent: float
+    #: What this row was made from: before compilation where forecasts from machine code do not follow the fact.
+    level: str = BEFORE
 
     def to_dict(self) -> dict[str, object]:
         """Keys as documented in docs/json.md."""

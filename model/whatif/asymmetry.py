@@ -2,14 +2,15 @@
 
 Every other fact is the machine's, and so is the clock unless another is given: one number for the whole map, that of
 the machine's own forecast, so that cells differ by their two rates alone and not by what the power limit makes of them.
-In every cell the kernel is chosen among those that are best somewhere (at the machine and in the corners of the map),
-with its share of emulated exponentials chosen again.
+In every cell the kernel is chosen among those that are best somewhere (at the machine, in the corners of the map, from
+machine code in the middles of its edges too), with its share of emulated exponentials chosen again, and those of the cells
+around it.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,10 +22,10 @@ from tilecast.base.words import significant
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.forecast.answer import BEFORE
 from tilecast.model.forecast.brief import Brief
-from tilecast.model.forecast.level import Compiler, at_hand, follows, level_words
+from tilecast.model.forecast.level import Compiler, at_hand, following, follows, level_words
 from tilecast.model.kernel.variant import emulated_share, variant_text, with_emulated_share
 from tilecast.model.kernel.workload import Workload
-from tilecast.model.machine.changes import facts_named, is_rate
+from tilecast.model.machine.changes import facts_named, is_rate, moved_together
 from tilecast.model.machine.machine import Machine, MachineError, load_machine, machine_names, machine_of
 from tilecast.model.machine.schema import KEYS, KINDS
 from tilecast.model.passes import FORWARD, Pass
@@ -145,26 +146,36 @@ def asymmetry_map(
     xs, ys = _ticks(chip[x_fact], x_fact, grid, span), _ticks(chip[y_fact], y_fact, grid, span)
     points = _points(shown, x_fact, y_fact, xs, ys)
     start = "sustained" if clock is None else clock
-    level = asked_pass.settled(compiler, workload, chip, variant, family, start)
+
+    def at(x: float, y: float) -> Machine:
+        return chip.with_facts(moved_together(chip, {x_fact: x, y_fact: y}))
+
+    level = asked_pass.settled(following(compiler, at(xs[0], ys[0])), workload, chip, variant, family, start)
     base = asked_pass.kernel(workload, chip, variant, family, start, level)
     own = asked_pass.brief(workload, chip, base, start, level)
     held: str | float = own.clock_mhz if clock is None else clock
     if variant is None and clock is None:
         # Without the power limit another kernel may be the best one.
         base = asked_pass.kernel(workload, chip, None, base.family, held, level)
-    corners = [chip.with_facts({x_fact: x, y_fact: y}) for x in (xs[0], xs[-1]) for y in (ys[0], ys[-1])]
-    kernels = _kernels(asked_pass, workload, chip, base, () if variant is not None else corners, held, level)
+    # Of machine code more kernels are best somewhere, each at its own rhythm: the middles are asked for them too.
+    across, up = ((t[0], t[-1]) if level is None else (t[0], t[len(t) // 2], t[-1]) for t in (xs, ys))
+    searched = () if variant is not None else [at(x, y) for x in across for y in up]
+    kernels = _kernels(asked_pass, workload, chip, base, searched, held, level)
     cells: list[list[tuple[Brief, Any]]] = []
     for y in reported(ys, "rows", len(ys), progress):
         row: list[tuple[Brief, Any]] = []
         for i, x in enumerate(xs):
             hint = _on_the_steps(cells[-1][i][1] if cells else row[-1][1] if row else kernels[0])
-            cell = _cell(asked_pass, workload, chip.with_facts({x_fact: x, y_fact: y}), kernels, held, hint, level)
+            cell = _cell(asked_pass, workload, at(x, y), kernels, held, hint, level)
             if x == chip[x_fact] and y == chip[y_fact]:
                 # The machine itself: the kernel as the search or the caller chose it, its share of emulation included.
                 cell = asked_pass.brief(workload, chip, base, held, level), base
             row.append(cell)
         cells.append(row)
+    if variant is None:
+        _try_neighbours(
+            cells, lambda i, j, kernel: _forecast(asked_pass, workload, at(xs[i], ys[j]), kernel, held, level)
+        )
     reached = asked_pass.brief(workload, chip, base, held, level).tflops
     return AsymmetryMap(
         workload, chip.name, x_fact, y_fact, KEYS[x_fact].unit, KEYS[y_fact].unit, xs, ys,
@@ -202,11 +213,11 @@ def _ticks(value: float, key: str, grid: int, span: float) -> tuple[float, ...]:
 
 
 def _kernels(
-    asked: Pass, workload: Workload, machine: Machine, base: Any, corners: Sequence[Machine], clock: str | float,
+    asked: Pass, workload: Workload, machine: Machine, base: Any, machines: Sequence[Machine], clock: str | float,
     level: Compiler | None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """The machine's own kernel and those that are best in the corners, shares of emulation apart where the level allows."""
-    found = [asked.kernel(workload, corner, None, base.family, clock, level) for corner in corners]
+    """The machine's own kernel and those that are best on ``machines``, shares of emulation apart where the level allows."""
+    found = [asked.kernel(workload, other, None, base.family, clock, level) for other in machines]
     plain = ((with_emulated_share(variant, 0.0), variant) for variant in (base, *found))
     return tuple(dict.fromkeys(p if follows(level, workload, machine, p) else variant for p, variant in plain))
 
@@ -238,11 +249,35 @@ def _cell(
                 break
             found, best = tried, with_emulated_share(best, share)
     for kernel in kernels:
-        variant = with_emulated_share(kernel, emulated_share(best) or 0.0)
-        tried = better(variant, 1 - _GAIN) if variant != best else None
-        if tried is not None:
-            found, best = tried, variant
+        # With the share found so far, and with its own: of machine code the former may not be at hand.
+        for variant in dict.fromkeys((with_emulated_share(kernel, emulated_share(best) or 0.0), kernel)):
+            tried = better(variant, 1 - _GAIN) if variant != best else None
+            if tried is not None:
+                found, best = tried, variant
     return found, best
+
+
+def _forecast(
+    asked: Pass, workload: Workload, machine: Machine, kernel: Any, clock: str | float, level: Compiler | None
+) -> Brief | None:
+    """The forecast of ``kernel``; None where its machine code is not at hand."""
+    return asked.brief(workload, machine, kernel, clock, level) if follows(level, workload, machine, kernel) else None
+
+
+def _try_neighbours(cells: list[list[tuple[Brief, Any]]], forecast: Callable[[int, int, Any], Brief | None]) -> None:
+    """Give each cell the kernel of a neighbour where that is faster, until none is: what is best here is good next door, and the way
+    uphill may have missed it.  ``forecast`` (column, row, kernel) is its forecast there."""
+    open_cells = {(i, j) for j, row in enumerate(cells) for i in range(len(row))}
+    while open_cells:
+        i, j = open_cells.pop()
+        around = {(i + a, j + b) for a, b in ((-1, 0), (1, 0), (0, -1), (0, 1))}
+        around = {(k, m) for k, m in around if 0 <= m < len(cells) and 0 <= k < len(cells[m])}
+        for kernel in dict.fromkeys(cells[m][k][1] for k, m in sorted(around)):
+            found = cells[j][i][0]
+            tried = forecast(i, j, kernel) if kernel != cells[j][i][1] else None
+            if tried is not None and tried.seconds < found.seconds * (1 - _GAIN):
+                cells[j][i] = tried, kernel
+                open_cells |= around
 
 
 def _step(variant: Any, direction: int) -> float | None:

@@ -22,7 +22,8 @@ from tilecast.model.forecast.binding import loop_bound
 from tilecast.model.forecast.brief import Brief
 from tilecast.model.forecast.level import Compiler, at_hand, level_words
 from tilecast.model.kernel.workload import Workload
-from tilecast.model.machine.changes import facts_named, is_latency, is_rate
+from tilecast.model.machine.changes import facts_named, is_latency, is_rate, moved_together
+from tilecast.model.machine.followed import not_followed
 from tilecast.model.machine.machine import Machine, MachineError, machine_of
 from tilecast.model.machine.schema import KEYS
 from tilecast.model.passes import FORWARD, Pass
@@ -103,14 +104,14 @@ class _Question:
     ) -> None:  # fmt: skip
         self.asked_pass, self.main = asked_pass, main
         self.workload, self.machine, self.variant, self.key, self.clock = workload, machine, variant, key, clock
-        self.level = level
+        self.level = None if not_followed((key,)) else level
         self.value = machine[key]
         rule = KEYS[key]
         # Slopes are taken a millionth to the right of a value, which must be a legal one too.
         self.low, self.high = max(rule.low, self.value / _SPAN), min(rule.high * (1 - 2e-6), self.value * _SPAN)
 
     def at(self, x: float) -> Machine:
-        return self.machine.with_facts({self.key: x})
+        return self.machine.with_facts(moved_together(self.machine, {self.key: x}))
 
     def pipeline(self, x: float) -> Pipeline:
         return self.asked_pass.loop(self.workload, self.at(x), self.variant, self.main)[0]
@@ -146,7 +147,7 @@ def _break_even(asked: _Question) -> BreakEven:
     rule = KEYS[asked.key]
     return BreakEven(
         asked.key, rule.meaning, asked.value, rule.unit, asked.bound(asked.value), solved, crossing,
-        _useful(asked, base, limit, best), 100.0 * max(0.0, 1.0 - limit / base),
+        _useful(asked, base, limit, best), 100.0 * max(0.0, 1.0 - limit / base), level_words(asked.level),
     )  # fmt: skip
 
 

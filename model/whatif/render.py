@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from tilecast.base.data import LOOP_TARGETS
 from tilecast.base.html_table import html_table
 from tilecast.base.words import folded, percent_more, significant
 from tilecast.model.forecast.binding import critical_unit
 from tilecast.model.forecast.predict import Prediction
 from tilecast.model.forecast.render import as_dict as prediction_dict
 from tilecast.model.kernel.variant import short_text
+from tilecast.model.machine.followed import changed_unfollowed
 from tilecast.model.sm.timeline import side_by_side
 from tilecast.model.whatif.comparison import Comparison
 
@@ -60,6 +62,8 @@ def _headline(w: Comparison) -> list[str]:
         lines.append(
             f"  all forecasts {w.before.level} ({w.before.compiled.made.compiler}), timed again under the changed facts"
         )
+    elif w.machine.arch in LOOP_TARGETS and (missed := changed_unfollowed(w.changed)):
+        lines.append(f"  all forecasts {w.before.level}: those from machine code do not follow {', '.join(missed)}")
     return lines
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tilecast.base.words import folded
+from tilecast.model.forecast.answer import BEFORE
 
 if TYPE_CHECKING:
     from tilecast.model.machine.machine import Machine
@@ -48,11 +49,14 @@ def sensitivities_text(
     return "\n".join(lines)
 
 
-def break_evens_text(rows: Sequence[BreakEven], machine: Machine, subject: str, clock: str, width: int = 120) -> str:
+def break_evens_text(
+    rows: Sequence[BreakEven], machine: Machine, subject: str, clock: str, width: int = 120, level: str = BEFORE
+) -> str:
     """What `tilecast breakeven` prints; each number says how it was found."""
     lines = [f"{machine.title}: {subject}, {clock}; break-even points, the kernel kept"]
     for row in rows:
-        lines += ["", f"{row.fact} = {row.value:g} {row.unit} ({row.meaning}); bound by {row.bound_now} now"]
+        apart = f", {row.level}" if row.level != level else ""
+        lines += ["", f"{row.fact} = {row.value:g} {row.unit} ({row.meaning}); bound by {row.bound_now} now{apart}"]
         if row.solved is not None:
             s = row.solved
             lines.append(

@@ -106,7 +106,7 @@ class BreakEvens(Rows[BreakEven]):
 
     def text(self, width: int = 120) -> str:
         """What `tilecast breakeven` prints."""
-        return break_evens_text(self, self.machine, self.subject(), self._words(), width)
+        return break_evens_text(self, self.machine, self.subject(), self._words(), width, self.level)
 
     def columns(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """Header and rows of a small table."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from tilecast.model.families import legality, native_family
 from tilecast.model.forecast.brief import seconds_of
-from tilecast.model.forecast.level import Compiler, at_hand, search_of, settled
+from tilecast.model.forecast.level import Compiler, at_hand, following, search_of, settled
 from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
@@ -67,11 +67,13 @@ def what_if(
     """Forecast ``workload`` before and after ``changes`` (fact: value) and ``scales`` (fact or section: factor).
 
     ``variant`` is the kernel before (default: the best of its family); the kernel after is always chosen
-    again.  ``clock`` and ``compiler`` as in `predict`; ``interval`` adds the forecasts' intervals.  The machine given is not changed.
+    again.  ``clock`` and ``compiler`` as in `predict`, but before compilation where machine code does not follow what changes;
+    ``interval`` adds the forecasts' intervals.  The machine given is not changed.
     Raises MachineError, PredictError or WorkloadError (all ValueError) with one sentence.
     """
     chip = machine_of(machine)
     changed, moved = change_machine(chip, changes, scales)
+    compiler = following(compiler, changed)
     name = variant.family if variant is not None else family or native_family(chip).name
     before = predict(workload, chip, variant, family=name, clock=clock, interval=interval, compiler=compiler)
     work, old = before.workload, before.variant

@@ -131,26 +131,42 @@ def presets_table() -> str:
 
 
 def families() -> dict[str, dict[str, object]]:
-    """Every family's aliases, what it is, and its knobs with their defaults."""
-    from tilecast.model.families import FAMILIES
+    """Every family's aliases, what it is, and its knobs: their defaults, what they take and what they are."""
+    from tilecast.cli.knob_words import MEANINGS
+    from tilecast.model.families import FAMILIES, knob_takes
 
     out: dict[str, dict[str, object]] = {}
     for name, record in FAMILIES.items():
         default = record.variant()
         knobs = {f.name: getattr(default, f.name) for f in fields(default) if f.name != "family"}
-        out[name] = {"aliases": list(record.aliases), "about": record.about, "knobs": knobs}
+        takes = {knob: knob_takes(name, knob, value) for knob, value in knobs.items()}
+        meanings = {knob: MEANINGS[knob] for knob in knobs}
+        out[name] = {
+            "aliases": list(record.aliases), "about": record.about, "knobs": knobs, "takes": takes, "meanings": meanings,
+        }  # fmt: skip
     return out
 
 
 def variants_table(machine: Machine) -> str:
-    """Knobs of every family with their defaults; the machine's own family is marked."""
+    """Every family with its knobs, their defaults, what they take and what they are; the machine's own family is marked."""
     from tilecast.model.families import native_family
 
     own = native_family(machine).name
-    rows = []
+    blocks = []
     for family, about in families().items():
-        mark = f"{family} (own family of {machine.name})" if family == own else family
-        knobs = about["knobs"]
-        assert isinstance(knobs, dict)
-        rows += [[mark, knob, str(value).lower()] for knob, value in knobs.items()]
-    return table(["family", "knob", "default"], rows)
+        found: Any = about
+        mark = f", the family of {machine.name}" if family == own else ""
+        also = f" (also called {', '.join(found['aliases'])})" if found["aliases"] else ""
+        rows = [
+            [
+                knob,
+                str(value).lower() if isinstance(value, bool) else f"{value}",
+                found["takes"][knob],
+                found["meanings"][knob],
+            ]
+            for knob, value in found["knobs"].items()
+        ]
+        blocks.append(
+            f"{family}{mark}: {found['about']}{also}\n" + table(["knob", "default", "takes", "what it is"], rows)
+        )
+    return "\n\n".join(blocks)

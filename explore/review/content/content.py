@@ -108,7 +108,7 @@ class Considered:
 
     change: str
     variant: str
-    #: "chosen", "tie", "slower", "faster" (only where the user fixed the variant) or "refused".
+    #: "chosen", "tie", "slower", "faster" (where the user fixed the variant, or it was not among those compared) or "refused".
     verdict: str
     tflops: float | None
     #: Time over the chosen variant's, less one.

@@ -246,6 +246,6 @@ def _about_variants(e: Evidence) -> Iterator[Risk]:
     if best is not None and best.slower is not None:
         yield Risk(
             "A faster variant exists",
-            f"“{best.change}” is {-best.slower:.1%} faster by forecast than the variant of this report.",
+            f"“{best.change}” beside the variant of this report: {best.reason}.",
             -best.slower,
         )

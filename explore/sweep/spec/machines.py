@@ -10,6 +10,7 @@ from typing import Any
 
 from tilecast.base.words import nearest
 from tilecast.explore.sweep.errors import SpecError
+from tilecast.model.machine.changes import moved_together
 from tilecast.model.machine.machine import Machine, MachineError, load_machine
 
 _FIELDS = ("name", "label", "power", "set", "scale")
@@ -79,7 +80,7 @@ def _changed(where: str, table: dict[str, Any], folder: Path) -> Iterator[Machin
             board = base if watts is None else base.at_power(watts)
             # A missing fact is refused here, by name, before it could be scaled.
             changes = {**set_to, **{key: board[key] * factor for key, factor in factors.items()}}
-            yield replace(board.with_facts(changes) if changes else board, name=label)
+            yield replace(board.with_facts(moved_together(board, changes)) if changes else board, name=label)
         except MachineError as error:
             raise SpecError(f"{where}: {error}") from None
 

@@ -13,6 +13,7 @@ import pytest
 
 from tilecast.cli import main
 
+MLA = ["--heads", "128", "--heads-kv", "1", "--head-dim", "576", "--head-dim-v", "512"]
 B200 = ("predict", "--machine", "b200")
 #: A machine file that parses but says almost nothing.
 POOR_MACHINE = 'name = "poor"\ntitle = "Poor"\narch = "sm_100a"\nfamily = "blackwell"\ntensor_kind = "tcgen05"\n'
@@ -53,6 +54,14 @@ def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ([*B200, "--variant", "tile_m"], ("--variant", "knob=value", "tile_m")),
         ([*B200, "--variant", "tile_m=many"], ("tile_m", "many")),
         ([*B200, "--variant", "family=fa9"], ("unknown family 'fa9'", "fa4")),
+        (
+            ["predict", "h200", *MLA, "--seqlen", "1", "--seqlen-k", "8192"],
+            ("fa3 cannot run", "tilecast step --latent"),
+        ),
+        (
+            ["step", "h200", *MLA, "--requests", "1x8192"],
+            ("no serving kernel", "where V is the first columns of the key: --latent"),
+        ),
         ([*B200, "--family", "fa9"], ("fa9", "fa4")),
         (["predict", "--machine", "a100", "--dtype", "fp8"], ("a100", "fp8")),
         ([*B200, "--clock", "fast"], ("clock", "sustained", "fast")),

@@ -9,8 +9,11 @@ import typer
 
 from tilecast.cli import main
 from tilecast.cli.entry import verbs
-from tilecast.cli.tables import table
+from tilecast.cli.knob_words import MEANINGS
+from tilecast.cli.tables import families, table
+from tilecast.model.families import parse_variant
 from tilecast.model.kernel.presets import preset
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 
 ROOT = typer.main.get_command(verbs())
@@ -101,3 +104,22 @@ def test_aliases_and_the_positional_machine(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit) as end:
         main(["machine", "show", "h200", "--json"])
     assert end.value.code == 0 and '"name": "h200-sxm"' in capsys.readouterr().out
+
+
+def test_variants_say_what_each_knob_takes_and_is(capsys) -> None:  # type: ignore[no-untyped-def]
+    """What a knob is said to take is what ``--variant`` takes."""
+    with pytest.raises(SystemExit):
+        main(["variants", "h200"])
+    text = capsys.readouterr().out
+    assert "fa3, the family of h200-sxm: Gluon, Hopper" in text
+    assert "(also called hopper_ws, hopper)" in text
+    found = families()
+    assert {knob for about in found.values() for knob in about["knobs"]} == set(MEANINGS)  # type: ignore[attr-defined]
+    for family, about in found.items():
+        for knob, takes in about["takes"].items():  # type: ignore[attr-defined]
+            values = takes.split(", by")[0].replace(" to ", ", ").split(", ")
+            for value in values:
+                parse_variant(f"{family}:{knob}={value}")
+            if "to" not in takes.split():
+                with pytest.raises(VariantError):
+                    parse_variant(f"{family}:{knob}=9999")

@@ -14,6 +14,7 @@ from tilecast.base.data import MEASURED
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.chip.power import (
     Activity,
+    Clock,
     busy_share,
     energy_joule_at_1ghz,
     fixed_clock,
@@ -210,3 +211,14 @@ def test_a_b200_reacts_as_a_loop_of_flash_attention_shows() -> None:
     assert fact.value == pytest.approx(beyond / (first - rates[-1]), abs=0.001)
     # The source does not say whether a mask halves the work.
     assert fact.low == pytest.approx(fact.value / 2, abs=0.001) and fact.high > fact.value
+
+
+def test_a_clock_says_why_it_is_what_it_is() -> None:
+    h200, b200 = load_machine("h200"), load_machine("b200")
+    beside, alone = Clock(1790.3, 366, 700, "boost"), Clock(1965, 366, 1000, "boost")
+    assert beside.words(h200, "sustained") == "top clock beside matrix products (1980 MHz without), 366 W of 700 W"
+    assert alone.words(b200, "sustained") == "top clock, 366 W of 1000 W"
+    held = Clock(1400, 860, 860, "power")
+    assert held.words(h200, "short") == "held by the 860 W that short runs draw"
+    assert held.words(h200, "sustained") == "held by the 860 W limit"
+    assert Clock(1900, 950, 700, "fixed").words(h200, "fixed").endswith("would draw 950 W, above the 700 W limit")

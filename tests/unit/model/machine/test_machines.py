@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tilecast.model.machine.drawing import describe_machine, draw_sm
-from tilecast.model.machine.machine import MachineError, load_machine, machine_json_schema, machine_names
+from tilecast.model.machine.machine import MachineError, load_machine, machine_json_schema, machine_names, machine_of
 from tilecast.model.machine.schema import KEYS
 
 SHIPPED = ("a100", "b200", "b300", "gb10", "gb200", "gb300", "h100-sxm", "h200-sxm", "rtx-5090", "rtx-pro-6000")
@@ -177,3 +177,11 @@ def test_the_sms_of_b200_to_gb300_differ_in_their_silicon_alone() -> None:
         moved = {key for key in b200 if key.split(".")[0] in of_the_sm and other[key] != b200[key]}
         silicon = {"mufu.ex2_per_clk", "tmem.load_reduce", "tensor.fp4_flop_per_clk"}
         assert moved == (silicon if name.endswith("300") else set()), name
+
+
+@pytest.mark.parametrize("given", [None, 3, {"name": "h200"}])
+def test_something_else_than_a_machine_is_one_sentence(given: object) -> None:
+    with pytest.raises(
+        MachineError, match=f"expected a name, a file or a tilecast.Machine, got {type(given).__name__}"
+    ):
+        machine_of(given)  # type: ignore[arg-type]

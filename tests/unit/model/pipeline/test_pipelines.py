@@ -349,3 +349,10 @@ def test_old_names_of_knobs_are_taken() -> None:
 def test_wrong_variants_are_refused(text: str, message: str) -> None:
     with pytest.raises(VariantError, match=message):
         parse_variant(text, Fa4Variant())
+
+
+def test_a_variant_without_a_family_is_refused_with_an_example() -> None:
+    with pytest.raises(
+        VariantError, match="no family is named in 'tile_n=64': begin with one, as in fa3:tile_n=64; known: fa4"
+    ):
+        parse_variant("tile_n=64")
