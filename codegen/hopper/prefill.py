@@ -26,9 +26,13 @@ from tilecast.model.kernel.variants.hopper.prefill import (
     MOST_NUMBERS,
     MOST_PARTS,
     MOST_PLACES,
+    SMALL_PARTS,
     SMS,
     HopperPrefillVariant,
+    aside,
+    most_merged,
     q_tiles,
+    whole_keys,
 )
 from tilecast.model.kernel.variants.hopper.serving import PIECE, ROWS, takes_narrower
 from tilecast.model.kernel.workload import Workload
@@ -42,7 +46,7 @@ _JOIN_POINTERS = ("out", "lse", "sinks", "cu_q", "cu_k", "used_k", "v_scales", "
 #: (registers of a thread of a consumer, of the two warps that take tiles and copy, at launch) by consumers.
 _REGISTERS = {1: (240, 104, 240), 2: (216, 80, 168), 3: (152, 56, 128)}
 
-#: The same where O leaves few to a thread.
+#: The same where O leaves few to a thread, and there are several.
 _WIDE = (224, 64, 168)
 
 _PARTED_PLACES = (
@@ -70,7 +74,10 @@ class HopperPrefillKernel(HopperKernel):
     most_parts: ClassVar[int] = MOST_PARTS
     #: Parts of a tile that its last program merges; where they are more, columns of O that a program of the launch for that has, and parts that are
     #: on their way to it.
-    most_merged: ClassVar[int] = MOST_MERGED
+    most_merged: int = MOST_MERGED
+    #: Keys up to which a sequence is not parted, where that is not what its parts have.
+    whole_keys: int = 0
+    small_parts: ClassVar[int] = SMALL_PARTS
     joined_apart: ClassVar[int] = JOIN_COLUMNS
     joined_ahead: ClassVar[int] = JOIN_AHEAD
     asking: ClassVar[int] = ASKING
@@ -112,6 +119,16 @@ class HopperPrefillKernel(HopperKernel):
     def joined(self) -> int:
         """Columns of O that are merged at a time: as many as there are registers for twice."""
         return self.head_dim_v if self.head_dim_v <= WIDE else 64
+
+    @property
+    def aside(self) -> bool:
+        """Whether what a tile has so far is in shared memory; then O is in pieces, which are read back one by one."""
+        return aside(self.warpgroups, self.head_dim_v)
+
+    @property
+    def kept_of_program(self) -> int:
+        """Places in memory that a program has for what its tile has so far: none where that stays on the SM."""
+        return 2 if self.joined < self.head_dim_v and not self.aside else 0
 
     @property
     def in_pieces(self) -> bool:
@@ -263,7 +280,8 @@ class HopperPrefillKernel(HopperKernel):
 
 def context(variant: HopperPrefillVariant, workload: Workload) -> HopperPrefillKernel:
     """The kernel of a legal variant."""
-    consumer, load, at_launch = _WIDE if workload.head_dim_v > WIDE else _REGISTERS[variant.warpgroups]
+    wide = workload.head_dim_v > WIDE and variant.warpgroups > 1
+    consumer, load, at_launch = _WIDE if wide else _REGISTERS[variant.warpgroups]
     workers = variant.warpgroups - 1  # the first consumer is the default partition
     return HopperPrefillKernel(
         title=f"Prefill on Hopper for head_dim {dims_text(workload)}: attention to paged, packed or cached keys, many rows to a sequence",
@@ -292,6 +310,8 @@ def context(variant: HopperPrefillVariant, workload: Workload) -> HopperPrefillK
         registers_at_launch=at_launch,
         planned=variant.planned,
         part_keys=variant.part_keys,
+        most_merged=most_merged(variant.warpgroups, workload.head_dim_v),
+        whole_keys=whole_keys(variant, workload.head_dim_v),
     )
 
 

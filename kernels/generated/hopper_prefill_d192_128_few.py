@@ -1088,24 +1088,34 @@ def used(numbers, rows):
 
 
 @gluon.jit
-def park(o, at, rows):
-    """Columns of O, of the first ``rows`` rows at least, to memory."""
+def in_order(o):
+    """Columns of O as they are kept."""
     count: gl.constexpr = ROWS * o.shape[1]
     layout: gl.constexpr = parked(o.shape[1])
     o = gl.permute(gl.reshape(o, [4, 2, 8, count // 512, 4, 2]), [3, 0, 2, 4, 1, 5])
-    numbers = gl.arange(0, count, layout=layout)
-    gl.store(at + numbers, gl.convert_layout(gl.reshape(o, [count]), layout), mask=used(numbers, rows))
+    return gl.convert_layout(gl.reshape(o, [count]), layout)
+
+
+@gluon.jit
+def as_accumulator(numbers, COLUMNS: gl.constexpr):
+    """Columns of O that were kept."""
+    o = gl.permute(gl.reshape(numbers, [ROWS * COLUMNS // 512, 4, 8, 4, 2, 2]), [1, 4, 2, 0, 3, 5])
+    return gl.convert_layout(gl.reshape(o, [ROWS, COLUMNS]), accumulator(COLUMNS))
+
+
+@gluon.jit
+def park(o, at, rows):
+    """Columns of O, of the first ``rows`` rows at least, to memory."""
+    numbers = gl.arange(0, ROWS * o.shape[1], layout=parked(o.shape[1]))
+    gl.store(at + numbers, in_order(o), mask=used(numbers, rows))
 
 
 @gluon.jit
 def unpark(at, rows, COLUMNS: gl.constexpr):
     """Columns of O back from memory."""
     # .cg: other programs may have written these, and the L1 cache knows nothing of it.
-    count: gl.constexpr = ROWS * COLUMNS
-    numbers = gl.arange(0, count, layout=parked(COLUMNS))
-    o = gl.load(at + numbers, mask=used(numbers, rows), other=0.0, cache_modifier=".cg")
-    o = gl.permute(gl.reshape(o, [count // 512, 4, 8, 4, 2, 2]), [1, 4, 2, 0, 3, 5])
-    return gl.convert_layout(gl.reshape(o, [ROWS, COLUMNS]), accumulator(COLUMNS))
+    numbers = gl.arange(0, ROWS * COLUMNS, layout=parked(COLUMNS))
+    return as_accumulator(gl.load(at + numbers, mask=used(numbers, rows), other=0.0, cache_modifier=".cg"), COLUMNS)
 
 
 @gluon.jit

@@ -8,7 +8,7 @@ from typing import Any
 
 from tilecast.model.chip.evaluate import PredictError, check_clock
 from tilecast.model.kernel.knobs import family_named
-from tilecast.model.kernel.variants.hopper.prefill import MOST_COLUMNS_OF_FEW, chosen_few
+from tilecast.model.kernel.variants.hopper.prefill import chosen_few
 from tilecast.model.kernel.variants.hopper.serving import own_columns
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import WorkloadError
@@ -107,10 +107,8 @@ def shipped_pair(batch: Batch, machine: Machine) -> tuple[StepVariant, ...]:
     if hopper and (columns, columns_v) in _HOPPER_HEADS:
         batch = replace(batch, heads=replace(batch.heads, head_dim_qk=columns, head_dim_v=columns_v))
         one = replace(batch.heads, seqlen_q=1, heads_q=batch.heads.heads_kv)
-        few, many = _pair(HOPPER_SERVING, HOPPER_PREFILL, batch, machine)
-        if columns <= MOST_COLUMNS_OF_FEW:
-            few = chosen_few(batch.heads, machine)
-        return HOPPER_RUNS.chosen(one, machine), few, many
+        _, many = _pair(HOPPER_SERVING, HOPPER_PREFILL, batch, machine)
+        return HOPPER_RUNS.chosen(one, machine), chosen_few(batch.heads, machine), many
     return _pair(TRITON_SERVING, TRITON_SERVING, batch, machine)
 
 

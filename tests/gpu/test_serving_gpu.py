@@ -26,6 +26,9 @@ DIMS = [
 ]
 STEP = ((1, 5), (1, 700), (4, 1300), (1, 0), (2, 64), (1, 5000))
 CHUNKS = ((1, 5), (33, 700), (400, 1300), (70, 30), (200, 2500), (1, 4000), (8, 3000))
+#: Of 20 to 64 rows where four heads share keys: one tile of 64, without and with parts of the keys.
+SOME = ((5, 700), (8, 300), (12, 2500), (16, 9000), (10, 0), (9, 5))
+LENGTHS = pytest.mark.parametrize("lengths", [STEP, CHUNKS, SOME], ids=["step", "chunks", "some"])
 
 
 def call(problem, made, **options):
@@ -58,13 +61,23 @@ def call(problem, made, **options):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("lengths", [STEP, CHUNKS], ids=["step", "chunks"])
+@LENGTHS
 @pytest.mark.parametrize("layout", ["packed", "cache", "paged"])
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 def test_is_attention(dims, layout, lengths, dtype) -> None:
     problem = Problem(lengths, dims=dims, layout=layout, dtype=dtype, heads=(8, 2), page=64 if dims[0] == 128 else 16)
     made = make(problem, "cuda")
     assert error_of(problem, made, *call(problem, made, check=True)) <= 1.0
+
+
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (256, 256)], ids=str)
+@pytest.mark.parametrize("lengths", [STEP, SOME], ids=["step", "some"])
+def test_layouts_have_the_same_bits(dims, lengths) -> None:
+    found = []
+    for layout, page in (("packed", 0), ("cache", 0), ("paged", 16), ("paged", 64), ("paged", 128)):
+        problem = Problem(lengths, dims=dims, layout=layout, dtype="bfloat16", heads=(8, 2), page=page)
+        found.append(call(problem, make(problem, "cuda")))
+    assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other, strict=True))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -181,7 +194,7 @@ def test_random_caches_of_bytes(seed) -> None:
 def test_same_bits_alone_in_a_batch_and_again(dim, heads) -> None:
     """Random batches out of one pool of pages: a sequence's bits depend on no other."""
     everyone = Problem(
-        tuple((queries, keys) for queries in (1, 4, 40) for keys in (3, 400, 513, 2000, 9000)), dims=(dim, dim), heads=heads, dtype="bfloat16"
+        tuple((queries, keys) for queries in (1, 4, 7, 40) for keys in (3, 400, 513, 2000, 9000)), dims=(dim, dim), heads=heads, dtype="bfloat16"
     )  # fmt: skip
     made = make(everyone, "cuda")
     table, used = made.lists["block_table"], made.lists["seqused_k"]

@@ -212,14 +212,17 @@ def _teams(dealt: Dealing, batch: Batch, teams: int) -> int:
 def _prefill(v: HopperPrefillVariant, heads: Workload) -> Dealing:
     rows = hopper_serving.ROWS
     room = hopper_prefill.MOST_NUMBERS // (rows * v.warpgroups * (heads.head_dim_v + 2))
-    wide = heads.head_dim_v > WIDE
+    # Where registers do not hold O of a tile's parts so far beside that of the next one, and shared memory has no room for it.
+    left = heads.head_dim_v > WIDE and not hopper_prefill.aside(v.warpgroups, heads.head_dim_v)
     parting = Parting(
         hopper_prefill.SMS,
         hopper_prefill.MOST_PARTS,
         v.part_keys,
         room,
         min(hopper_prefill.MOST_PLACES, room),
-        2 * wide,
+        2 * left,
+        hopper_prefill.whole_keys(v, heads.head_dim_v),
+        hopper_prefill.SMALL_PARTS,
     )
     few = v.warpgroups == 1
     return Dealing(
@@ -280,7 +283,8 @@ def _prefill_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
         places=total * most,
     )
     if not (alike or total * most > parting.room):
-        return replace(found, joined=most > hopper_prefill.MOST_MERGED)
+        merged = hopper_prefill.most_merged(dealt.counts.finishers, work.head_dim_v)
+        return replace(found, joined=most > merged)
     counts = replace(of_warpgroups(CHAINED, dealt.counts.finishers), kept=not parting.chained)
     chained = replace(found, chained=True, counts=counts, places=parting.chained * sms)
     if len(batch.lengths) == 1:

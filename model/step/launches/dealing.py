@@ -25,11 +25,16 @@ class Parting:
     some: int
     #: Slots in memory of a program for intermediate results of a tile: none where these stay in registers.
     chained: int
+    #: Keys up to which a sequence is not parted, and for how many a longer one has a part beside so many small ones; 0: any part may be small.
+    whole: int = 0
+    small: int = 0
 
     def wanted(self, tiles: int, keys: int) -> int:
         """Parts that the keys of a sequence of ``tiles`` tiles are divided into: those that fill the SMs once, or twice where that leaves fewer of them
         idle and there are enough keys."""
         once, twice, most = self.sms // tiles, 2 * self.sms // tiles, min(keys // self.keys, self.most)
+        if self.whole:
+            most = min(most, self.small + keys // self.whole) if keys > self.whole else 1
         return max(1, min(twice if 2 * once < twice <= most else once, most))
 
     def blocks(self, tiles: int, blocks: int, tile_n: int) -> int:

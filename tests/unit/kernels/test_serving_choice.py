@@ -43,8 +43,6 @@ def cache(*shape: int, dtype=torch.bfloat16):
 def test_hopper_decodes_what_the_copy_engine_takes_and_no_two_kernels_take_the_same_rows(
     found, dim, dtype, families
 ) -> None:
-    if dim == 256 and dtype is torch.bfloat16:
-        families = {16: "hopper_serving_runs", 32: "hopper_serving", registry.NO_LIMIT: "hopper_prefill"}
     if dim == 256 and dtype is torch.uint8:
         families = {16: "triton_serving", registry.NO_LIMIT: "triton_serving"}
     kernels, begin = found((9, 0), dim, cache(4, 16, 1, dim, dtype=dtype)), 0
@@ -177,8 +175,7 @@ def test_other_devices_and_heads_keep_them_too(found, capability, dim) -> None:
 )
 def test_hopper_takes_heads_of_fewer_columns_by_the_kernels_for_the_next_more(dim, own, found, monkeypatch) -> None:
     kernels = found((9, 0), dim, cache(4, 16, 1, dim))
-    few = "hopper_serving" if own == 256 else "hopper_prefill"
-    assert [family for _, _, family in kernels] == ["hopper_serving_runs", few, "hopper_prefill"]
+    assert [family for _, _, family in kernels] == ["hopper_serving_runs", "hopper_prefill", "hopper_prefill"]
     taken = operator._known[(-1, torch.bfloat16, torch.bfloat16, dim, dim)].kernels
     assert {launcher._module.TILECAST["workload"]["head_dim_v"] for _, _, launcher, _ in taken} == {own}
 

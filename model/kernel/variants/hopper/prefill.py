@@ -7,9 +7,10 @@ is a query of one of the heads that share a key head, so that a tile needs each 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
+from tilecast.model.kernel.variants.fa3 import WIDE
 from tilecast.model.kernel.variants.hopper.serving import PIECE, ROWS
 from tilecast.model.kernel.variants.serving import has_room
 from tilecast.model.kernel.verdict import LEGAL, Verdict
@@ -22,6 +23,10 @@ NAMES = ("prefill-hopper", "hopper_prefill")
 SMS, MOST_PARTS = 132, 32
 #: Parts of a tile that the last program merges; those of more are merged by a launch of its own, in which many programs share a tile.
 MOST_MERGED = 4
+#: Of one warpgroup at 256 columns, which does a part in half the time: parts that its last program merges, none; parts of how many times the fewest
+#: keys a sequence has before it has any, and how many of a longer one may be so short, beside one for each so many keys
+#: (data/measured/h200_few_d256_parts.csv).
+MOST_MERGED_ASIDE, WHOLE_PARTS, SMALL_PARTS = 1, 4, 8
 #: Columns of O of such a program, and parts on their way to it.
 JOIN_COLUMNS, JOIN_AHEAD = 32, 8
 #: Blocks of a tile whose copies are still to be asked for when the next tile is taken, and sequences whose lengths are looked at together.
@@ -31,14 +36,16 @@ MOST_NUMBERS = 1 << 25
 #: Where programs take in the parts of a tile one after the other, those of longer tiles are dealt out: of more blocks than so many times a
 #: program's share of all.  Parts that they may leave.
 CHAIN, MOST_PLACES = 1.25, 1024
-#: Bytes that barriers, what roles are handed and the compiler's own exchanges add: 4484 under Triton 3.6.
-_MARGIN = 4608
+#: Bytes that barriers, what roles are handed and the compiler's own exchanges add, by warpgroups: 2564 and 4484 under Triton 3.6.
+_MARGIN = {1: 2688, 2: 4608, 3: 4608}
 #: Columns of O and of S that a thread has registers for, by warpgroups.
 _MOST_COLUMNS = {1: 384, 2: 320, 3: 128}
 #: Blocks in flight that are worth their memory: more only wait.
 _STAGES = 4
-#: The same in bytes of one warpgroup, which waits for memory; columns of Q and K up to which one takes sequences of few rows.
-_IN_FLIGHT_FEW, MOST_COLUMNS_OF_FEW = 1 << 17, 192
+#: The same in bytes of one warpgroup, which waits for memory.
+_IN_FLIGHT_FEW = 1 << 17
+#: Fewest keys of a part where what a tile has so far is `aside`.
+_PART_KEYS_ASIDE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +70,36 @@ def q_tiles(workload: Workload) -> int:
 
 
 def shared_bytes(variant: HopperPrefillVariant, workload: Workload) -> int:
-    """Shared memory of the tiles: those of Q, and the rings of K and V."""
+    """Shared memory of the tiles: those of Q, the rings of K and V, and O of a tile's parts where it is `aside`."""
     moving = variant.kv_stages * variant.tile_n * (workload.head_dim_qk + workload.head_dim_v)
-    return workload.dtype_bytes * (moving + q_tiles(workload) * variant.warpgroups * ROWS * workload.head_dim_qk)
+    tiles = workload.dtype_bytes * (moving + q_tiles(workload) * variant.warpgroups * ROWS * workload.head_dim_qk)
+    return tiles + _aside_bytes(variant.warpgroups, workload)
+
+
+def aside(warpgroups: int, head_dim_v: int) -> bool:
+    """Whether O of the parts of a tile that a program has taken in so far is in shared memory, from which each thread reads its own
+    numbers: where registers hold it beside O of the next part they do, and more warpgroups leave no room for it."""
+    return warpgroups == 1 and head_dim_v > WIDE
+
+
+def most_merged(warpgroups: int, head_dim_v: int) -> int:
+    """Parts of a tile that the last program merges."""
+    return MOST_MERGED_ASIDE if aside(warpgroups, head_dim_v) else MOST_MERGED
+
+
+def whole_keys(variant: HopperPrefillVariant, head_dim_v: int) -> int:
+    """Keys up to which a sequence is not parted, which is also for how many a longer one has a part beside the first `SMALL_PARTS`; 0: as
+    many as two parts have."""
+    return WHOLE_PARTS * variant.part_keys if aside(variant.warpgroups, head_dim_v) else 0
+
+
+def _aside_bytes(warpgroups: int, workload: Workload) -> int:
+    return 4 * ROWS * workload.head_dim_v * aside(warpgroups, workload.head_dim_v)
 
 
 def legality(variant: HopperPrefillVariant, workload: Workload, machine: Machine) -> Verdict:
     """Whether the machine can run ``variant``."""
-    return has_room(variant.family, "wgmma", shared_bytes(variant, workload) + _MARGIN, machine)
+    return has_room(variant.family, "wgmma", shared_bytes(variant, workload) + _margin(variant.warpgroups), machine)
 
 
 def writable(variant: HopperPrefillVariant, workload: Workload, machine: Machine) -> Verdict:
@@ -121,14 +150,20 @@ def chosen_few(workload: Workload, machine: Machine) -> HopperPrefillVariant:
     It was held against one warpgroup that does one thing after the other, on an H200 (data/measured/h200_few_rows.csv).
     """
     most = -(-_IN_FLIGHT_FEW // _block_bytes(workload))
-    return HopperPrefillVariant(warpgroups=1, kv_stages=_stages(workload, machine, 1, most))
+    found = HopperPrefillVariant(warpgroups=1, kv_stages=_stages(workload, machine, 1, most))
+    return replace(found, part_keys=_PART_KEYS_ASIDE) if aside(1, workload.head_dim_v) else found
 
 
 def _stages(workload: Workload, machine: Machine, warpgroups: int, most: int) -> int:
     """Blocks of 64 keys in flight that there is room for beside the rows of so many warpgroups, at most ``most``."""
     queries = q_tiles(workload) * warpgroups * ROWS * workload.head_dim_qk * workload.dtype_bytes
-    room = int(machine["smem.per_cta_bytes"]) - _MARGIN - queries
+    room = int(machine["smem.per_cta_bytes"]) - _margin(warpgroups) - queries - _aside_bytes(warpgroups, workload)
     return max(1, min(room // _block_bytes(workload), most))
+
+
+def _margin(warpgroups: int) -> int:
+    """Bytes beside the tiles; of more warpgroups than can be as of the most, so that what is wrong with them is said elsewhere."""
+    return _MARGIN.get(warpgroups, max(_MARGIN.values()))
 
 
 def _block_bytes(workload: Workload) -> int:

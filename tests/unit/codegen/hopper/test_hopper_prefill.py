@@ -28,6 +28,7 @@ NARROW = replace(TWO, tile_n=32, kv_stages=3)
 WIDE = replace(TWO, tile_n=128)
 THREE = replace(TWO, warpgroups=3, planned=32)
 ONE = replace(TWO, warpgroups=1, kv_stages=1)
+ONE_WIDE = replace(TWO, warpgroups=1)
 #: (queries, keys): two tiles and a bit, a decode that is others' business, more queries than keys, no keys, keys that end a block.
 CHUNKS = ((70, 200), (1, 90), (40, 33), (20, 0), (33, 128))
 
@@ -45,6 +46,7 @@ PROBLEMS = [
     *[(TWO, Problem(((130, 300), (33, 90)), window=window, page=64)) for window in ((-1, -1), (100, 0), (13, 7), (0, 0), (-1, 3))],
     (THREE, Problem(((130, 300), (33, 90)), heads=(2, 1), window=(50, 0))),
     (ONE, Problem(CHUNKS)),
+    *[(ONE_WIDE, Problem(((11, 300), (16, 200), (5, 0)), dims=(256, 256), page=page)) for page in (16, 64)],
     (TWO, Problem(CHUNKS, softcap=2.0, sinks=True)),
     (TWO, Problem(((4, 5), (4, 190), (4, 0)), packed_q=False, layout="cache")),
     # More sequences than a program plans at a time.
@@ -206,6 +208,20 @@ def test_keys_are_parted_with_the_same_bits_in_one_program_and_in_several(proble
     assert torch.equal(found[one][1], found[2][1])
 
 
+def test_one_warpgroup_at_256_columns_parts_keys_with_the_same_bits(kernel) -> None:
+    problem = Problem(((12, 700), (16, 90)), dims=(256, 256), page=64)
+    module, made = kernel(replace(ONE_WIDE, part_keys=64), problem.dims), make(problem)
+    found = []
+    for sms in (1, 3, 40):
+        memory, _ = room(module, problem, sms)
+        memory[0].fill_(float("nan"))
+        _, out, lse = launch(module, problem, made, sms=sms, work=memory)
+        assert error_of(problem, made, out, lse) <= 1.0
+        assert not memory[1].any()
+        found.append((out, lse))
+    assert all(torch.equal(found[0][i], other[i]) for other in found[1:] for i in (0, 1))
+
+
 @pytest.mark.parametrize("dims", [(64, 64), (256, 256)], ids=str)
 def test_parts_of_a_far_longer_tile_than_others_are_dealt_out_with_the_same_bits(dims, kernel) -> None:
     """Of three programs; one alone takes in all parts one after the other, and of 40 each has one."""
@@ -265,7 +281,7 @@ def test_what_is_spilled_between_parts_is_out_of_the_loops_of_products(name) -> 
     assert spilled <= (4 if name == "d64" else 0)
 
 
-@pytest.mark.parametrize("name", ["d64_few", "d256"])
+@pytest.mark.parametrize("name", ["d64_few", "d256_few", "d256"])
 def test_the_launch_that_merges_waits_for_what_it_reads(name) -> None:
     """The emulator runs launches one after the other: that this one waits can only be read."""
     from tilecast.codegen.compiler.compile import compile_kernels, load_source

@@ -199,7 +199,7 @@ def test_heads_of_256_have_three_kernels_and_every_sequence_one() -> None:
     kernels = [(launch.variant.family, getattr(launch.variant, "warpgroups", 0)) for launch in run.launches]
     # Beside the one for the most rows those for the fewest are two: of rows that fill no more than half a tile, and of others.
     runs = ("serving-hopper-runs", 0)
-    assert kernels == [runs, ("prefill-hopper", 2), ("serving-hopper", 0), runs]
+    assert kernels == [runs, ("prefill-hopper", 2), ("prefill-hopper", 1), runs]
     assert [launch.items.sequences if launch.items else 0 for launch in run.launches] == [2, 1, 1, 0]
 
 
