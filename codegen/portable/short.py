@@ -44,8 +44,10 @@ _JOIN_NUMBERS = (
     "window_left",
     "eighths_v",
     "parts",
+    "part_keys",
     "slots",
     "follows",
+    "in_turn",
 )
 _STRIDES = tuple(f"stride_{tensor}{axis}" for tensor in "qkvo" for axis in "bhs")
 _SIZES = ("heads_kv", "group", "inverse", "seqlen_q", "seqlen_k", "window_right")
@@ -56,11 +58,14 @@ _NONE_OR_NUMBERS = ("window_left", "eighths_qk", "eighths_v", "several", "far")
 _HALVED_COLUMNS = 256
 #: Numbers of O that a program joins.
 _JOINED_NUMBERS = 1024
-#: Tiles an SM, at most, whose parts have programs of their own, by columns of V: what these leave is written and read again
-#: (data/measured/h200_short_parts_in_turn.csv).
-_PARTED_TILES_AN_SM = {64: 0.5, 128: 0.45}
+#: Programs of an SM that take parts in turn, by columns of V: as many as their registers leave room for.
+_IN_TURN_OF_AN_SM = {64: 3, 128: 2}
 _JOINED = ", *joined"
 _NUMBERS = "*(n // 8 for x in (q, k, v, out) for n in x.stride()[:3]), *sizes"
+
+
+#: (fewest keys, fewest parts of all tiles of a sequence, keys of a part, most tiles whose parts have programs of their own): the first that fits.
+Parts = tuple[tuple[int, int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +87,8 @@ class ShortKernel:
     sm_bytes: int
     #: Whether it is for keys of several blocks.
     several: bool = False
-    #: Keys of a part, whose result is joined with that of the parts before; 0: all keys are one.
-    part_keys: int = 0
+    #: How keys are parted (`Parts`); (): all are one part.
+    parts: Parts = ()
 
     @property
     def columns_qk(self) -> int:
@@ -131,13 +136,13 @@ class ShortKernel:
         return _listed(_JOIN_NUMBERS)
 
     @property
-    def apart(self) -> int:
-        """Most tiles whose parts have programs of their own."""
-        return int(self.sms * _PARTED_TILES_AN_SM[self.columns_v])
+    def at_once(self) -> int:
+        """Programs that take parts in turn at once."""
+        return self.sms * _IN_TURN_OF_AN_SM[self.columns_v]
 
     @property
     def _none_or_numbers(self) -> tuple[str, ...]:
-        found = (*_NONE_OR_NUMBERS, "parts", "follows") if self.part_keys else _NONE_OR_NUMBERS
+        found = (*_NONE_OR_NUMBERS, "parts", "part_keys", "follows", "in_turn") if self.parts else _NONE_OR_NUMBERS
         return (*found, "many") if self.halves or self.fewer_stages else found
 
     @property
@@ -148,7 +153,7 @@ class ShortKernel:
     @property
     def signature(self) -> str:
         """The head of the kernel."""
-        names = (*_POINTERS, *_WORK * bool(self.part_keys), *_STRIDES, *_SIZES, *self._none_or_numbers, "scale_log2")
+        names = (*_POINTERS, *_WORK * bool(self.parts), *_STRIDES, *_SIZES, *self._none_or_numbers, "scale_log2")
         return in_lines(", ".join(names), "def attention(", "):")
 
     @property
@@ -162,7 +167,7 @@ class ShortKernel:
             _NUMBERS,
             described=False,
             narrower=self.narrower,
-            joined=_JOINED if self.part_keys else "",
+            joined=_JOINED if self.parts else "",
         )
         many: tuple[str, ...] = ()
         if self.halves:
@@ -180,14 +185,17 @@ class ShortKernel:
             )
         parts: tuple[str, ...] = ()
         joins: tuple[str, ...] = ()
-        if self.part_keys:
+        if self.parts:
             parts = (
-                "parts = triton.cdiv(seqlen_k, PART.value) if seqlen_k > PART.value else None",
-                "programs *= 1 if partials is None else parts",
+                "tiles, apart, parts, part_keys = tiles_of(q, k)",
+                "parts = parts if parts > 1 else None",
+                "in_turn = None if partials is None or apart == tiles else tiles - apart",
+                "programs = tiles if partials is None else tiles - apart + apart * parts",
             )
             joins = (
-                "of_join = (heads_kv, group, seqlen_q, seqlen_k, window_right, left, eighths[1], parts, programs, follows)",
-                "joins = programs // (parts or 1) * TILE_M.value // JOINED.value",
+                "slots = apart * (parts or 1)",
+                "of_join = (heads_kv, group, seqlen_q, seqlen_k, window_right, left, eighths[1], parts, part_keys, slots, follows, in_turn)",
+                "joins = apart * TILE_M.value // JOINED.value",
                 "joined = () if partials is None else (((joins, 1, 1), (partials, out, lse, *(n // 8 for n in out.stride()[:3]), *of_join)),)",
             )
         lines = (
@@ -204,7 +212,7 @@ class ShortKernel:
             *parts,
             *many,
             "sizes = (heads_kv, group, -(-(1 << 30) // group), seqlen_q, seqlen_k, window_right, left, *eighths, several, far"
-            f"{', parts, follows' * bool(parts)}{', many' * bool(many)})",
+            f"{', parts, part_keys, follows, in_turn' * bool(parts)}{', many' * bool(many)})",
             *joins,
         )
         return replace(host, statements=lines)
@@ -229,7 +237,7 @@ def generate_short(
     version: str = "",
     *,
     narrower: bool = False,
-    part_keys: int = 0,
+    parts: Parts = (),
 ) -> str:
     """The source of the kernel of ``variant``, for any mask, with ``narrower`` also for heads of fewer columns; ``workload`` is what its
     header names.
@@ -243,30 +251,29 @@ def generate_short(
         "tilecast": version,
         "family": FAMILY,
         "machine": machine.name,
-        "targets": list(PARTED_TARGETS if part_keys else TARGETS),
+        "targets": list(PARTED_TARGETS if parts else TARGETS),
         "pass": "short",
         "variant": variant_text(variant),
         "workload": workload.as_dict(),
     }
-    return render(
-        TEMPLATE, {"k": context(variant, workload, machine, narrower, part_keys), "header": header_text(header)}
-    )
+    return render(TEMPLATE, {"k": context(variant, workload, machine, narrower, parts), "header": header_text(header)})
 
 
 def context(
-    variant: Fa2Variant, workload: Workload, machine: Machine, narrower: bool = False, part_keys: int = 0
+    variant: Fa2Variant, workload: Workload, machine: Machine, narrower: bool = False, parts: Parts = ()
 ) -> ShortKernel:
     """What the template reads of a variant that can be written."""
     lines = [
         keys_seen("window"),
         f"A program owns {variant.tile_m} rows, the query heads of one key head for consecutive queries, and takes in "
-        f"{variant.tile_n} keys at a time; every block is masked, and where all keys are one block there is no loop.",
-        f"Runs on {'Hopper' if part_keys else 'any GPU from sm_80 on'} with triton and torch alone.  Generated by tilecast: regenerate it instead of editing it.",
+        f"{variant.tile_n} keys at a time; every block {'that a row does not see whole ' if parts else ''}is masked, and where all keys are one block there is no loop.",
+        f"Runs on {'Hopper' if parts else 'any GPU from sm_80 on'} with triton and torch alone.  Generated by tilecast: regenerate it instead of editing it.",
     ]
-    if part_keys:
+    if parts:
+        sizes = [str(keys) for _, _, keys, _ in reversed(parts)]
         lines.insert(
             2,
-            f"Parts of {part_keys} keys have programs of their own where tiles are few, and a second launch joins them.",
+            f"Parts of {' or '.join(sizes)} keys have programs of their own where tiles are few, and a second launch joins them.",
         )
     return ShortKernel(
         title=f"Attention forward of short sequences for head_dim {dims_text(workload)} in plain Triton",
@@ -281,5 +288,5 @@ def context(
         sms=int(machine["chip.sm_count"]),
         sm_bytes=int(machine["smem.per_sm_bytes"]),
         several=workload.seqlen_k > variant.tile_n,
-        part_keys=part_keys,
+        parts=parts,
     )

@@ -20,7 +20,7 @@ from tilecast.codegen.hopper import narrowing
 from tilecast.codegen.portable.append import generate_append
 from tilecast.codegen.portable.copy import generate_copy_rows
 from tilecast.codegen.portable.quantize import generate_quantize
-from tilecast.codegen.portable.short import generate_short
+from tilecast.codegen.portable.short import Parts, generate_short
 from tilecast.codegen.render import format_source
 from tilecast.codegen.serving import generate_serving
 from tilecast.codegen.shipping.page import forward_row, measured, page, purpose_of_rows, row
@@ -71,8 +71,8 @@ class Shipped:
     workload: Workload
     #: What the registry has to know, as the index holds it.
     facts: dict[str, object]
-    #: Of kernels of short sequences, keys of a part whose result is made apart; 0: all keys are one.
-    part_keys: int = 0
+    #: Of kernels of short sequences, how keys are parted; (): all are one part.
+    parts: Parts = ()
 
 
 def read_list(path: Path = LIST) -> tuple[Shipped, ...]:
@@ -136,10 +136,10 @@ def _shipped(row: dict[str, object]) -> Shipped:
     work = Workload(max(1, _TOKENS // length), heads * group, heads, queries, length, dim, dim_v, mask,
                     _window(length) if mask == "window" else None, str(row.get("dtype", "bf16")))  # fmt: skip
     facts = {key: row[key] for key in _REGISTRY if key in row}
-    part_keys = int(str(row.get("part_keys", 0)))
-    return Shipped(
-        str(row["module"]), str(row["family"]), str(row["machine"]), str(row["variant"]), work, facts, part_keys
-    )
+    listed = row.get("parts", [])
+    assert isinstance(listed, list)
+    parts = tuple((least, fewest, keys, most) for least, fewest, keys, most in listed)
+    return Shipped(str(row["module"]), str(row["family"]), str(row["machine"]), str(row["variant"]), work, facts, parts)
 
 
 def files(version: str) -> Iterator[tuple[Path, str]]:
@@ -194,7 +194,7 @@ def files(version: str) -> Iterator[tuple[Path, str]]:
                 chosen,
                 version,
                 narrower="head_dim_min" in kernel.facts,
-                part_keys=kernel.part_keys,
+                parts=kernel.parts,
             ),
         )
         index.append(

@@ -37,11 +37,13 @@ BLOCK, ROUNDS = 64, 4
 #: most keys: beyond, others are sooner done (data/measured/h200_short_lean.csv, h200_short_wide_forms.csv).
 SHORT_TILE = 64
 MORE_TILES = {
-    64: ((2047, 1.75),),
-    128: ((64, 1.5), (512, 1.4), (2047, 1.25)),
+    64: ((2047, 1.75), (10239, 1.9)),
+    128: ((64, 1.5), (512, 1.4), (2047, 1.25), (10239, 1.9)),
     192: ((64, 1.25), (256, 1.0), (640, 0.75)),
     256: ((144, 1.25), (256, 0.8), (512, 0.5)),
 }
+#: Most keys that kernels of short sequences are asked for.
+SHORT_KEYS = 10239
 #: Columns of q and k, and of v, that have kernels of their own; others of more than 128 run on those of 256, if any.
 OWN_WIDTHS = 192, 128
 #: Most rows that a kernel for decoding takes in one tile: where there are kernels of short sequences, it has what keys are more than these take,
@@ -70,7 +72,7 @@ def attend(
     wide = max(q.shape[3], v.shape[3]) > PARTED_COLUMNS
     long = seqlen_q * heads <= PARTED_ROWS and seqlen_k >= PARTED_KEYS
     short = seqlen_q < FULL_QUERIES and heads > k.shape[1]
-    small = seqlen_q < FULL_QUERIES and seqlen_k < PARTED_KEYS and not (few and (rows <= DECODED_ROWS or wide))
+    small = seqlen_q < FULL_QUERIES and seqlen_k <= SHORT_KEYS and not (few and (rows <= DECODED_ROWS or wide))
     if not (few or long or short or small):
         return None
     kind = q.get_device(), q.dtype, q.shape[3], v.shape[3]

@@ -24,8 +24,8 @@ from tilecast.model.pipeline.fa2 import build_of
 from tilecast.model.sm.simulate import steady_state
 
 WARPS = 4
-#: Queries and keys from which on no kernel of short sequences is asked, and rows of a tile of other kernels, of a head of its own.
-FULL_QUERIES, PARTED_KEYS, DENSE_ROWS = 256, 2048, 128
+#: Queries from which on no kernel of short sequences is asked, most keys for which one is, and rows of a tile of other kernels, of a head of its own.
+FULL_QUERIES, SHORT_KEYS, DENSE_ROWS = 256, 10239, 128
 #: Most queries and most rows of a key head, and fewest keys, that go to the kernels that decode, and most rows of those whose keys others part, which
 #: do so for heads of so many columns.
 DECODED_QUERIES, DECODED_ROWS, DECODED_KEYS, DECODED_TILE, PARTED_COLUMNS = 16, 128, 512, 16, 128
@@ -34,8 +34,8 @@ FEW_AS_KEYS = 1025
 #: How many times as many tiles of 64 rows there may be as of a head's own, by columns of the kernel and by most keys.
 SHORT_TILE = 64
 MORE_TILES = {
-    64: ((2047, 1.75),),
-    128: ((64, 1.5), (512, 1.4), (2047, 1.25)),
+    64: ((2047, 1.75), (10239, 1.9)),
+    128: ((64, 1.5), (512, 1.4), (2047, 1.25), (10239, 1.9)),
     192: ((64, 1.25), (256, 1.0), (640, 0.75)),
     256: ((144, 1.25), (256, 0.8), (512, 0.5)),
 }
@@ -75,7 +75,7 @@ class ShortKernel:
     #: None: it takes no more keys than a block.
     several: ShortCode | None = None
     #: Of more programs than ``at_once``, which an SM has more of: by halves of V and O, of heads with all columns, in files for one block, and with a
-    #: block less under way in those for more; where there are parts, of more tiles, which take them in turn.  None: the same.
+    #: block less under way in those for more; where there are parts, of programs that take them in turn, ``at_once`` of them at once.  None: the same.
     many: ShortCode | None = None
     at_once: int = 0
     #: Fewest columns of the wider of Q and V; 0: heads have all.
@@ -83,8 +83,9 @@ class ShortKernel:
     #: Rows of a key head.
     rows_min: int = 1
     rows_max: int = 1 << 31
-    #: Keys of a part, which has a program of its own where tiles are few, and the launch that joins those of a tile; 0: there are none.
-    part_keys: int = 0
+    #: (fewest keys, fewest parts of all tiles of a sequence, keys of a part, most tiles whose parts have programs of their own): the first that fits;
+    #: and the launch that joins those of a tile; (): all keys are one part.
+    parts: tuple[tuple[int, int, int, int], ...] = ()
     join: ShortCode | None = None
 
     def takes(self, work: Workload, rows: int, keys: int) -> bool:
@@ -95,19 +96,34 @@ class ShortKernel:
         return wide and self.rows_min <= rows <= self.rows_max and keys <= self.keys
 
     def code(self, work: Workload, programs: int) -> ShortCode:
-        """What runs of so many ``programs``."""
+        """What runs of so many ``programs``, or of so many tiles that have parts."""
         whole = self.several is not None or (work.head_dim_qk, work.head_dim_v) == (self.head_dim_qk, self.head_dim_v)
-        if self.many is not None and programs > self.at_once and whole:
+        many = programs > self.at_once
+        if self.parts:
+            many = self.part(work)[0] > 1 and self.in_turn(work, programs) > 0
+        if self.many is not None and many and whole:
             return self.many
         return self.several if self.several is not None and work.seqlen_k > self.tile_n else self.one
 
     def under_way(self, code: ShortCode) -> int:
         """Blocks of keys under way in what runs: of many programs on several blocks one less."""
-        return self.stages - 1 if code is self.many and self.several is not None and not self.part_keys else self.stages
+        return self.stages - 1 if code is self.many and self.several is not None and not self.parts else self.stages
 
-    def parts(self, work: Workload, tiles: int) -> int:
-        """Programs that share a tile."""
-        return ceil(work.seqlen_k / self.part_keys) if self.part_keys > 0 and tiles <= self.at_once else 1
+    def part(self, work: Workload) -> tuple[int, int, int]:
+        """(parts, keys of one, most tiles whose parts have programs of their own) of a sequence's keys."""
+        keys, tiles = work.seqlen_k, ceil(work.seqlen_q * work.group_size / self.tile_m) * work.heads_kv
+        for least, fewest, each, most in self.parts:
+            if keys >= least and tiles * ceil(keys / each) >= fewest:
+                return ceil(keys / each), each, most
+        return 1, keys, 0
+
+    def in_turn(self, work: Workload, tiles: int) -> int:
+        """Of so many ``tiles`` those of which one program takes all keys, parts in turn: all but a rest that is few."""
+        parts, _, most = self.part(work)
+        if parts == 1:
+            return tiles
+        rest = tiles if tiles <= most else tiles % self.at_once
+        return tiles - rest if rest <= most else tiles
 
 
 @lru_cache(maxsize=1)
@@ -116,6 +132,7 @@ def short_kernels() -> tuple[ShortKernel, ...]:
     found = []
     for row in tomllib.loads(KERNELS.read_text(encoding="utf-8"))["kernel"]:
         codes: dict[str, Any] = {name: ShortCode(**row.pop(name)) for name in CODES if name in row}
+        row["parts"] = tuple(map(tuple, row.get("parts", ())))
         found.append(ShortKernel(**row, **codes))
     return tuple(found)
 
@@ -139,9 +156,12 @@ def short_run(workload: Workload, machine: Machine) -> ShortRun | None:
         return None
     tile = kernel.tile_m
     tiles = ceil(w.seqlen_q * w.group_size / tile)
-    programs = tiles * w.batch * w.heads_kv
-    code, parts = kernel.code(w, programs), kernel.parts(w, programs)
-    programs *= parts
+    all_tiles = tiles * w.batch * w.heads_kv
+    code, (parts, _, _) = kernel.code(w, all_tiles), kernel.part(w)
+    # Programs that take all keys of a tile, and those that take a part.
+    whole = kernel.in_turn(w, all_tiles)
+    shared = (all_tiles - whole) * parts
+    programs = whole + shared
     sms = int(machine["chip.sm_count"])
     # Programs go to SMs that have none before they share one.
     ctas = min(ctas_that_fit(machine, code.shared_bytes, code.registers, WARPS), -(-programs // sms))
@@ -154,24 +174,28 @@ def short_run(workload: Workload, machine: Machine) -> ShortRun | None:
     loop = build_of(seen, variant, machine, ctas)
     far, near = far_cycles(machine), near_cycles(machine)
     each = ctas if beyond_first_cache(code.instructions, machine) else 1
-    program = (
-        machine["launch.cta_start_cycles"] + each * code.instructions * near + 2.0 * machine["tma.latency_hbm_cycles"]
-        + steady_state(loop).ii_cycles * _blocks(w, kernel, tiles, parts) + machine["l2.latency_cycles"]
+    begin = (
+        machine["launch.cta_start_cycles"] + each * code.instructions * near + 2.0 * machine["tma.latency_hbm_cycles"] + machine["l2.latency_cycles"]
     )  # fmt: skip
+    block = steady_state(loop).ii_cycles
+    program = begin + block * _blocks(w, kernel, tiles, whole > 0)
+    of_part = begin + block * _blocks(w, kernel, tiles, False)
     first = code.instructions * (far - near)
     hz = machine["chip.clock_max_mhz"] * 1e6
     left = 0.0
-    if parts > 1 and kernel.join is not None:
+    if shared and kernel.join is not None:
         # What joins them waits for the last program with nothing read, code included; then for what all have left.
         first += kernel.join.instructions * far + 3.0 * machine["l2.latency_cycles"]
-        numbers = 4.0 * w.batch * w.heads_q * w.seqlen_q * parts * (kernel.head_dim_v + 2)
+        rows = w.batch * w.heads_q * w.seqlen_q * (1.0 - whole / all_tiles)
+        numbers = 4.0 * rows * parts * (kernel.head_dim_v + 2)
         port = machine["l2.bytes_per_clk_per_sm"] * sms * hz
         left = numbers / (machine.get("l2.store_tbps", machine["hbm.tbps_achieved"]) * 1e12) + numbers / port
-    turns = ceil(programs / (sms * ctas))
+    places = sms * ctas
+    busy = ceil(whole / places) * program + ceil(shared / places) * of_part
     low, high = w.key_range(0, w.seqlen_q)
     read = replace(w, seqlen_k=max(1, high - low), mask="none", window=None)
     moved = read.tensor_bytes / (machine["hbm.tbps_achieved"] * 1e12)
-    seconds = first / hz + max(turns * program / hz, program / hz + moved) + left + machine["launch.kernel_us"] * 1e-6
+    seconds = first / hz + max(busy / hz, program / hz + moved) + left + machine["launch.kernel_us"] * 1e-6
     return ShortRun(kernel.module, seconds, programs, code is kernel.many)
 
 
@@ -195,7 +219,7 @@ def _chosen(w: Workload) -> ShortKernel | None:
     decoded = w.seqlen_q <= DECODED_QUERIES and rows <= DECODED_ROWS and w.seqlen_k >= DECODED_KEYS
     keys = max(w.seqlen_k, FEW_AS_KEYS) if decoded else w.seqlen_k
     decoded = decoded and (rows <= DECODED_TILE or widest > PARTED_COLUMNS)
-    if decoded or w.seqlen_q >= FULL_QUERIES or w.seqlen_k >= PARTED_KEYS:
+    if decoded or w.seqlen_q >= FULL_QUERIES or w.seqlen_k > SHORT_KEYS:
         return None
     width = 192 if (w.head_dim_qk, w.head_dim_v) == OWN_WIDTHS else next((n for n in (64, 128) if widest <= n), 256)
     more = next((more for longest, more in MORE_TILES[width] if w.seqlen_k <= longest), 0.0)
@@ -204,8 +228,8 @@ def _chosen(w: Workload) -> ShortKernel | None:
     return next((kernel for kernel in short_kernels() if kernel.takes(w, rows, keys)), None)
 
 
-def _blocks(w: Workload, kernel: ShortKernel, tiles: int, parts: int) -> int:
-    """Most blocks of keys that a tile, or a program of several ``parts``, takes in: those that its queries see."""
+def _blocks(w: Workload, kernel: ShortKernel, tiles: int, whole: bool) -> int:
+    """Most blocks of keys that a tile of a sequence's ``tiles`` takes in, those that its queries see, or a program that has a part of them."""
     if w.seqlen_k <= kernel.tile_n:
         return 1
     most = 0
@@ -213,4 +237,5 @@ def _blocks(w: Workload, kernel: ShortKernel, tiles: int, parts: int) -> int:
         behind = min((first + kernel.tile_m - 1) // w.group_size + 1, w.seqlen_q)
         low, high = w.key_range(first // w.group_size, behind)
         most = max(most, ceil(high / kernel.tile_n) - low // kernel.tile_n)
-    return most if parts == 1 else min(most, kernel.part_keys // kernel.tile_n)
+    _, each, _ = kernel.part(w)
+    return most if whole else min(most, ceil(each / kernel.tile_n))

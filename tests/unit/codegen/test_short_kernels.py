@@ -58,7 +58,8 @@ def case(module: str) -> Case:
 def at_once(module: str) -> int:
     """More programs than these, or tiles that have parts, take another form, as the file's host says; 0: there is none."""
     found = re.search(
-        r"(?:many = programs if .*?programs >|\nAPART =) (\d+)", case(module).path.read_text(encoding="utf-8")
+        r"(?:many = programs if .*?programs >|\nPARTS, AT_ONCE = \(.*\),) (\d+)",
+        case(module).path.read_text(encoding="utf-8"),
     )
     return int(found[1]) if found else 0
 
@@ -72,8 +73,8 @@ def facts(kernel: Shipped) -> dict[str, Any]:
     names = {"head_dim_min": "head_dim_min", "seqlen_q_min": "rows_min", "seqlen_q_max": "rows_max"}
     if most := at_once(kernel.module):
         row["at_once"] = most
-    if kernel.part_keys:
-        row["part_keys"] = kernel.part_keys
+    if kernel.parts:
+        row["parts"] = kernel.parts
     return {**row, **{name: known[fact] for fact, name in names.items() if fact in known}}
 
 
@@ -98,7 +99,7 @@ def compiled(row: dict[str, Any]) -> dict[str, Any]:
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    if "part_keys" in row:
+    if "parts" in row:
         wanted.insert(2, "join")
     return dict(zip(wanted, map(json.loads, done.stdout.splitlines()), strict=True))
 
@@ -157,16 +158,17 @@ def test_more_programs_than_are_at_work_at_once_take_another_form(module: str) -
 
     def another(batch: int, columns: int) -> bool:
         q, k = (torch.zeros(batch, 1, length, columns).bfloat16() for length in (64, kernel.keys))
-        if kernel.part_keys:  # which tell tiles, as many as sequences
+        if kernel.parts:  # which tell tiles, as many as sequences
             found = not source.scratch(q, k)
-            assert found == (kernel.parts(Workload(batch, 1, 1, 64, kernel.keys, columns, columns), batch) == 1)
+            assert found == (kernel.in_turn(Workload(batch, 1, 1, 64, kernel.keys, columns, columns), batch) > 0)
             return found
         _, arguments = source.plan(q, k, k, q, torch.zeros(batch, 1, 64), -1, -1)
         found = dict(zip(source.attention.arg_names, arguments, strict=False))["many"] is not None
         assert found == (kernel.code(Workload(batch, 1, 1, 64, kernel.keys, columns, columns), batch) is kernel.many)
         return found
 
-    most, wide = kernel.at_once, kernel.head_dim_qk
+    wide = kernel.head_dim_qk
+    most = kernel.part(Workload(1, 1, 1, 64, kernel.keys, wide, wide))[2] if kernel.parts else kernel.at_once
     assert another(most + 1, wide) and not another(most, wide)
     if kernel.head_dim_min:
         assert another(most + 1, wide - 8) == (kernel.several is not None)

@@ -59,19 +59,17 @@ def test_parts_have_the_same_bits_by_programs_of_their_own_and_in_turn(module, c
     q, k = (torch.randn(2, heads, length, columns).half() for heads, length in ((6, queries), (2, keys)))
     # As above: of each part sums are whole.
     q, v = q / 2, torch.randint(-1, 2, (2, 2, keys, columns)).half()
-    launch, made = launcher(kernel), []
-    for apart, call in (
-        (0, kernel.launch),
-        (kernel.APART, kernel.launch),
-        (kernel.APART, launch),
-        (kernel.APART, launch),
-    ):
-        monkeypatch.setattr(kernel, "APART", apart)
-        out, lse = torch.full_like(q, 7.0), torch.full(q.shape[:3], 7.0)
-        # Three parts of two tiles for each of four key heads, less of a window.
-        assert kernel.scratch(q, k) == (24 * 64 * (kernel.V_COLUMNS.value + 2) if apart else 0)
-        call(q, k, v, out, lse, columns**-0.5, *window)
-        made.append((out, lse))
+    made = []
+    # Of eight tiles, three parts each, less of a window: all in turn, all by programs of their own, and two of them behind six in turn.
+    for most, at_once, apart in ((0, 8, 0), (8, 8, 8), (2, 6, 2)):
+        monkeypatch.setattr(kernel, "PARTS", ((0, 0, 256, most),))
+        monkeypatch.setattr(kernel, "AT_ONCE", at_once)
+        assert kernel.tiles_of(q, k) == (8, apart, 3, 256)
+        assert kernel.scratch(q, k) == apart * 3 * 64 * (kernel.V_COLUMNS.value + 2)
+        for call in (kernel.launch, *[launcher(kernel)] * 2):
+            out, lse = torch.full_like(q, 7.0), torch.full(q.shape[:3], 7.0)
+            call(q, k, v, out, lse, columns**-0.5, *window)
+            made.append((out, lse))
     for one in made[1:]:
         assert all(torch.equal(a, b) for a, b in zip(one, made[0], strict=True))
     assert not kernel.scratch(q, k[:, :, :256]) and not kernel.scratch(q.new_empty(2, 6, 0, columns), k)
