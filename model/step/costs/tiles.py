@@ -46,12 +46,12 @@ class TileCounts(Counts):
     #: Of a warpgroup for a tile beside that for a part of it, and whether that stays in registers from one part of its keys to the next.
     around_parts: int = 0
     kept: bool = False
-    #: How long its loop takes by columns of Q and K, as a share of that of the kernel that does not part keys.
-    loops: tuple[tuple[int, float], ...] = ()
+    #: How long its loop takes by columns of Q and K and warpgroups, as a share of that of the kernel that does not part keys.
+    loops: tuple[tuple[tuple[int, int], float], ...] = ()
 
     def loop(self, head_dim_qk: int) -> float:
         """Of heads with so many columns."""
-        return dict(self.loops).get(head_dim_qk, 1.0)
+        return dict(self.loops).get((head_dim_qk, self.finishers), 1.0)
 
     def of_one_part(self) -> TileCounts:
         """Of tiles of one part, which warpgroups do as where no sequence has more, though the load warp looks whether it has."""
@@ -61,7 +61,7 @@ class TileCounts(Counts):
 #: At 64, 128 and 256 columns of V (`tilecast inspect` of `hopper_prefill_d64.py`, `_d128.py`, `_d256.py`: 931, 1124
 #: and 1490 instructions a tile; 414, 477 and 640 in the loop at the diagonal, 330, 361 and 466 at a window's left edge, 186, 217 and 320 in
 #: that over whole blocks; 85, 105 and 129 for 16 rows of Q of 128, 192 and 256 columns; of the warp that copies K and V 145 a block beside 8 for each box), and where keys are
-#: parted 670 more of a warpgroup.  At 128 (`_d128.py`): 254 until the roles part, 205 of the warp that takes tiles until it has said what the first
+#: parted `AROUND_PARTS` more of a warpgroup.  At 128 (`_d128.py`): 254 until the roles part, 205 of the warp that takes tiles until it has said what the first
 #: is, 189 of the one that copies K and V from then on to the first copy; where keys are parted 220, 462 and 222.
 PREFILL = TileCounts(
     begin=254, plan=205, plan_barriers=1, set_up=189, finish=0, finish_barriers=4, merge_rows=0, merge_rows_barriers=0,
@@ -70,12 +70,28 @@ PREFILL = TileCounts(
     lap=72, take_item=165, load_rows=42, load_piece=22, load_item=189, load_block=145,
 )  # fmt: skip
 #: Where keys are parted, and parts are dealt out, or those of a tile are taken in one after the other beside such as are dealt out: other
-#: compilations of the file, which spill 8 to 240 bytes (`tilecast forecast` of each on an H200: 1206, 1674 and 1230 cycles a block of 64 keys at
-#: head_dim 64, 1156, 1141 and 1269 at 128, 1358, 1554 and 1712 at 192/128, 4207, 4218 and 4263 at 256).
+#: compilations of the file (`tilecast forecast` of each for an H200, the warp that takes tiles apart: cycles a block of 64 keys at so many columns of
+#: Q and K by so many warpgroups, over those of the compilation without parts).
 PARTED = replace(
-    PREFILL, begin=220, plan=462, set_up=222, lap=230, take_item=256, load_item=222, around_parts=670, loops=((64, 1674 / 1206), (128, 1141 / 1156), (192, 1554 / 1358), (256, 4218 / 4207))
+    PREFILL, begin=220, plan=462, set_up=222, lap=230, take_item=256, load_item=222,
+    loops=(
+        ((64, 1), 839 / 837), ((64, 3), 1170 / 1086), ((128, 1), 951 / 958), ((128, 2), 1085 / 1091),
+        ((192, 1), 1122 / 1130), ((192, 2), 1321 / 1317), ((256, 1), 1631 / 1531), ((256, 2), 2333 / 2107),
+    ),
 )  # fmt: skip
-CHAINED = replace(PARTED, loops=((64, 1230 / 1206), (128, 1269 / 1156), (192, 1712 / 1358), (256, 4263 / 4207)))
+#: By columns of V, instructions of a warpgroup behind its last product more than where keys are not parted: where the last program of a tile merges
+#: what others left, and where a launch of its own does (`nvdisasm` of the compilations of `hopper_prefill_d64.py` to `_d256.py` and `_few`, of one to
+#: three warpgroups: 469 to 517, 669 to 717 and 1363 to 1462; 120 to 141, 129 to 146 and 154 to 166).
+AROUND_PARTS = {64: (500, 135), 128: (685, 137), 256: (1410, 160)}
+#: Two warpgroups at 128 columns as measured: beside a state kept between parts a loop of as many instructions is 13 % slower
+#: (data/measured/h200_prefill_forms.csv).
+CHAINED = replace(
+    PARTED,
+    loops=(
+        ((64, 1), 838 / 837), ((64, 3), 1249 / 1086), ((128, 1), 951 / 958), ((128, 2), 1.13),
+        ((192, 1), 1103 / 1130), ((192, 2), 1317 / 1317), ((256, 1), 1646 / 1531), ((256, 2), 2317 / 2107),
+    ),
+)  # fmt: skip
 
 
 def of_warpgroups(counts: TileCounts, count: int) -> TileCounts:

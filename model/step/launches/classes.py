@@ -44,7 +44,7 @@ from tilecast.model.step.costs.around import (
     Counts,
 )
 from tilecast.model.step.costs.runs import shares_of
-from tilecast.model.step.costs.tiles import CHAINED, PARTED, PREFILL, of_warpgroups
+from tilecast.model.step.costs.tiles import AROUND_PARTS, CHAINED, PARTED, PREFILL, TileCounts, of_warpgroups
 from tilecast.model.step.launches.dealing import FAR, Dealing, Parting, keys_seen, limits
 
 #: Variants that a step is forecast with.
@@ -276,20 +276,24 @@ def _prefill_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
         return replace(dealt, parting=None)
     alike = 3 * -(-total // sms) * most <= 4 * -(-total * most // sms)
     # A program that takes in one part after the other merges between them; a merge of others' parts keeps it from its next item.
-    found = replace(
-        dealt,
-        merges_beside=False,
-        counts=replace(of_warpgroups(PARTED, dealt.counts.finishers), kept=not parting.chained),
-        places=total * most,
-    )
+    found = replace(dealt, merges_beside=False, places=total * most)
     if not (alike or total * most > parting.room):
-        merged = hopper_prefill.most_merged(dealt.counts.finishers, work.head_dim_v)
-        return replace(found, joined=most > merged)
-    counts = replace(of_warpgroups(CHAINED, dealt.counts.finishers), kept=not parting.chained)
+        joined = most > hopper_prefill.most_merged(dealt.counts.finishers, work.head_dim_v)
+        return replace(found, joined=joined, counts=_parted(PARTED, dealt, work.head_dim_v, joined))
+    counts = _parted(CHAINED, dealt, work.head_dim_v, False)
     chained = replace(found, chained=True, counts=counts, places=parting.chained * sms)
     if len(batch.lengths) == 1:
         return chained
     return replace(chained, longer=hopper_prefill.CHAIN / sms, places=chained.places + min(parting.some, total * most))
+
+
+def _parted(counts: TileCounts, dealt: Dealing, head_dim_v: int, joined: bool) -> TileCounts:
+    """Counts of the warpgroups of a launch whose tiles have parts, which a launch of its own merges where they are ``joined``."""
+    assert dealt.parting is not None
+    around = next(around for columns, around in AROUND_PARTS.items() if head_dim_v <= columns)
+    return replace(
+        of_warpgroups(counts, dealt.counts.finishers), kept=not dealt.parting.chained, around_parts=around[joined]
+    )
 
 
 def _hopper_loop(w: Workload, v: HopperServingVariant, m: Machine, _page: int, _programs: int | None) -> Pipeline:
