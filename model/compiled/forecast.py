@@ -19,7 +19,7 @@ from tilecast.model.compiled.counts import (
     program_tiles,
     triton_counts,
 )
-from tilecast.model.compiled.memory import Traffic, memory_traffic
+from tilecast.model.compiled.memory import Traffic, memory_traffic, shared_by
 from tilecast.model.compiled.native.kept_runs import Ends, SmFacts, kept_run, sm_facts
 from tilecast.model.compiled.native.run import run_ctas
 from tilecast.model.compiled.program import TileCounts, hopper_cta, triton_cta
@@ -262,21 +262,21 @@ def _hopper(
 
     halves = in_halves(work, variant)
     counts = [hopper_counts(work, block, variant.warpgroups, variant.tile_n, halves) for block in range(blocks)]
-    costs = warp_costs(machine, mhz)
+    costs, near = warp_costs(machine, mhz), shared_by(machine, blocks * heads, mhz)
     start = costs.cta_setup + costs.barrier_setup * code.barriers
     if cold:
         turnaround = start + machine.get("launch.cta_turnaround_cycles", machine["launch.cta_start_cycles"])
-        by_block = [_hopper_cta_cost(code, variant, machine, c, mhz, share) + turnaround for c in counts]
+        by_block = [_hopper_cta_cost(code, variant, near, c, mhz, share) + turnaround for c in counts]
         span = greedy_makespan(iter(one_head * heads), by_block.__getitem__, sms) - turnaround + start
         mean = min(span, sum(by_block) * heads / sms)
     else:
         longest, weight, all_weights = _longest(
             work, scheduler, variant.warpgroups, variant.tile_n, sms, rounds, halves
         )
-        span = start + _hopper_program(code, variant, machine, [counts[block] for block in longest], mhz, share)
+        span = start + _hopper_program(code, variant, near, [counts[block] for block in longest], mhz, share)
         mean = min(span, span * all_weights / (sms * weight))
     shape, _ = _shape_of(hopper_counts(work, blocks // 2, variant.warpgroups, variant.tile_n, halves))
-    tile = partial(_hopper_tile, code, variant, machine, shape, cold, mhz, share)
+    tile = partial(_hopper_tile, code, variant, near, shape, cold, mhz, share)
     return _answer((span, mean), moved, machine, mhz, tile, 1, blocks * heads, launch)
 
 
@@ -401,7 +401,8 @@ def _triton(
     sms = int(machine["chip.sm_count"])
     blocks, heads = -(-work.seqlen_q // variant.tile_m), work.batch * work.heads_q
     fit = ctas_per_sm(code, machine)
-    costs = warp_costs(machine, mhz)
+    near = shared_by(machine, blocks * heads, mhz)
+    costs = warp_costs(near, mhz)
     # O leaves through shared memory by a bulk copy that the CTA waits for before it ends.
     drain = variant.tile_m * work.head_dim_v * work.dtype_bytes / costs.store_bytes_per_clk + costs.tma_latency
     start = machine.get("launch.cta_turnaround_cycles", machine["launch.cta_start_cycles"])
@@ -414,7 +415,7 @@ def _triton(
     counts = [triton_counts(work, block, variant.tile_m, variant.tile_n) for block in range(blocks)]
 
     def cost(block: int, together: int) -> float:
-        return _triton_cost(code, variant, machine, counts[block], together, turnaround, mhz, share)
+        return _triton_cost(code, variant, near, counts[block], together, turnaround, mhz, share)
 
     by_block = [cost(block, fit) for block in range(blocks)]
     full = total - total % (sms * fit) if work.mask == "none" else total
@@ -424,7 +425,7 @@ def _triton(
         together = math.ceil((total - full) / sms)
         span += max(cost(block, together) for block in set(order[full:]))
     shape = replace(counts[blocks // 2], main=0)
-    tile = partial(_triton_tile, code, variant, machine, shape, fit, turnaround, mhz, share)
+    tile = partial(_triton_tile, code, variant, near, shape, fit, turnaround, mhz, share)
     span += start - turnaround
     mean = min(span, sum(by_block) * heads / (sms * fit))
     return _answer((span, mean), moved, machine, mhz, tile, fit, total, launch)

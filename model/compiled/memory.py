@@ -1,12 +1,15 @@
-"""Bytes a launch moves: by its SMs, and from and to memory (Q and O once, K and V again whenever L2 has lost them)."""
+"""Bytes a launch moves: by its SMs, and from and to memory (Q and O once, K and V again whenever L2 has lost them); the share of one SM."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tilecast.model.compiled.counts import Tile, key_blocks
 from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+from tilecast.model.machine.schema import KEYS
 
 #: Share of L2 that keeps K and V for later waves: the two halves of the chip hold copies of what both read.
 _KEPT = 0.5
@@ -57,3 +60,18 @@ def memory_traffic(work: Workload, waves: Iterable[Sequence[Tile]], rows: int, l
             last[group] = (max(need, have), passed)
         passed += sum(wanted.values()) + len(wave) * rows * per_query
     return Traffic(once + missed, once + copied, min(1.0, missed / copied))
+
+
+@lru_cache(maxsize=256)
+def shared_by(machine: Machine, busy: int, mhz: float) -> Machine:
+    """``machine`` as each of ``busy`` SMs at work sees it: the memory, which others leave to it, as fast as its copy engine takes."""
+    sms = int(machine["chip.sm_count"])
+    if busy >= sms:
+        return machine
+    engine = machine["tma.bytes_per_clk"] * mhz * 1e6 * sms / 1e12
+    rates = {
+        key: max(machine[key], min(machine[key] * sms / busy, engine, KEYS[key].high))
+        for key in ("hbm.tbps_achieved", "l2.store_tbps")
+        if machine.has(key)
+    }
+    return machine.with_facts(rates)

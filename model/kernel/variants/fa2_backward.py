@@ -71,6 +71,11 @@ def registers(variant: Fa2BackwardVariant, workload: Workload, machine: Machine)
     }
 
 
+def keeps_tiles(machine: Machine) -> bool:
+    """Whether the tiles that stay lie in shared memory all the time; else in registers, where the compiler can."""
+    return machine.tensor_kind in ("wgmma", "tcgen05")
+
+
 def shared_bytes(variant: Fa2BackwardVariant, workload: Workload, machine: Machine) -> dict[str, int]:
     """Shared memory of each loop's tiles, by its prefix: ``stages`` tiles that move, and the two that stay.
 
@@ -79,7 +84,7 @@ def shared_bytes(variant: Fa2BackwardVariant, workload: Workload, machine: Machi
     """
     v = variant
     row = workload.dtype_bytes * (workload.head_dim_qk + workload.head_dim_v)
-    stays = machine.tensor_kind in ("wgmma", "tcgen05")
+    stays = keeps_tiles(machine)
     return {
         # With two float32 terms for each row that moves.
         "dkv": row * (v.dkv_stages * v.dkv_tile_m + stays * v.dkv_tile_n) + 8 * v.dkv_stages * v.dkv_tile_m,

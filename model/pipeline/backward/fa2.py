@@ -11,7 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecast.model.kernel.variants.fa2_backward import ONCE_ROWS, Fa2BackwardVariant, registers, shared_bytes
+from tilecast.model.kernel.variants.fa2_backward import (
+    ONCE_ROWS,
+    Fa2BackwardVariant,
+    keeps_tiles,
+    registers,
+    shared_bytes,
+)
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.machine.occupancy import ctas_that_fit
@@ -89,7 +95,7 @@ def ctas_per_sm(variant: Fa2BackwardVariant, workload: Workload, machine: Machin
     kernel of dV alone, which has no V."""
     shared, sums = shared_bytes(variant, workload, machine), registers(variant, workload, machine)
     warps = {"dkv": variant.dkv_warps, "dq": variant.dq_warps}
-    stays = machine.tensor_kind in ("wgmma", "tcgen05")
+    stays = keeps_tiles(machine)
     v_bytes = stays * variant.dkv_tile_n * workload.head_dim_v * workload.dtype_bytes
     found = {}
     for name, loop, size in (
@@ -130,7 +136,7 @@ def _pipeline(w: Workload, walk: _Walk, m: Machine, ctas: int) -> Pipeline:
         edges=tuple(edge for part in parts for edge in part.edges()),
         roles=tuple(role for part in parts for role in part.roles()),
         buffers=(
-            Buffer("tiles that stay", "smem", owned * ctas, 1, "", "s0"),
+            *((Buffer("tiles that stay", "smem", owned * ctas, 1, "", "s0"),) if keeps_tiles(m) else ()),
             Buffer("tiles that move", "smem", walk.step * (d + dv) * size * ctas, walk.stages, "load_a0", "s0"),
         ),
         rows_per_cta=walk.rows, keys_per_iteration=walk.step, ctas_per_sm=ctas,

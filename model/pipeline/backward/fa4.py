@@ -263,8 +263,10 @@ class _Walk:
             *self.copies(), *(self.mma(name) for name in self.names), *self.compute("p", exp, False),
             *self.compute("ds", common.add(ds, bookkeeping), self.kernel == "gradients"),
         ]  # fmt: skip
+        # One warp asks for all copies, in whatever order their slots are free: its registers count once.
+        loads = [name for name, _, _ in self.loads()]
         roles = [
-            *(Role(name, (Step(name),), 1, 88) for name, _, _ in self.loads()), Role("mma", tuple(Step(n, s) for n, s in self.lap), 1, 88),
+            *(Role(name, (Step(name),), 1, 0 if i else 88) for i, name in enumerate(loads)), Role("mma", tuple(Step(n, s) for n, s in self.lap), 1, 88),
             *(Role(f"compute{g}", (Step(f"p{g}"), Step(f"ds{g}")), 4, 136) for g in _COMPUTE),
         ]  # fmt: skip
         if self.kernel == "gradients":

@@ -13,6 +13,9 @@ from tilecast.model.compiled.costs import mma_cycles
 from tilecast.model.compiled.energy import settled_clock
 from tilecast.model.compiled.evaluate import CompiledVariant
 from tilecast.model.compiled.forecast import forecast
+from tilecast.model.compiled.loops.choose import best_kept
+from tilecast.model.compiled.loops.shelf import kept_loop
+from tilecast.model.compiled.memory import shared_by
 from tilecast.model.compiled.roles.code import KernelRoles
 from tilecast.model.compiled.roles.costs import role_costs
 from tilecast.model.compiled.roles.run import run_roles
@@ -161,3 +164,31 @@ def test_products_of_8_bits_go_at_their_own_rate() -> None:
     twice = H200.with_facts({"tensor.fp8_flop_per_clk": 2 * H200["tensor.fp8_flop_per_clk"]})
     assert mma_cycles(twice, 256, True, "fp8") == 64.0
     assert mma_cycles(twice, 256, True, "bf16") == 128.0
+
+
+@pytest.mark.parametrize(
+    "work",
+    [Workload(1, 16, 2, 1024, 64, 64, 64), Workload(1, 8, 8, 512, 512, mask="causal"), Workload(1, 4, 4, 2048, 2048)],
+    ids=lambda work: work.label(),
+)
+def test_sms_that_have_nothing_to_do_leave_the_memory_to_the_others(work: Workload) -> None:
+    """A launch of fewer tiles than SMs takes as long on a chip of more SMs, and no longer on one with as many as tiles."""
+    h100 = load_machine("h100-sxm")
+    kernel = best_kept(work, h100, "fa3", 1500.0).variant
+    tiles = work.heads_q * work.batch * -(-work.seqlen_q // (64 * kernel.warpgroups))
+    assert tiles < 132
+    times = [
+        predict(work, h100.with_facts({"chip.sm_count": sms}), kernel, clock=1500.0, interval=False, compiler=kept_loop)
+        for sms in (tiles, 132, 264)
+    ]
+    assert times[1].time_ms == pytest.approx(times[2].time_ms, rel=1e-6)
+    assert times[1].time_ms <= times[0].time_ms * (1 + 1e-6)
+
+
+def test_no_sm_reads_faster_than_its_copy_engine() -> None:
+    h100 = load_machine("h100-sxm")
+    assert shared_by(h100, 132, 1500.0) is h100
+    alone = shared_by(h100, 1, 1500.0)
+    assert alone.bytes_per_clk(alone["hbm.tbps_achieved"], 1500.0) == pytest.approx(h100["tma.bytes_per_clk"])
+    some = shared_by(h100, 66, 1500.0)
+    assert some["hbm.tbps_achieved"] == pytest.approx(min(2 * h100["hbm.tbps_achieved"], alone["hbm.tbps_achieved"]))
