@@ -1623,7 +1623,9 @@ def _dealing(batch, heads_kv, group, seqlen_q, seqlen_k, sms, tokens, least, lef
         own = -(-(count * TILE_M.value // group) // TILE_N.value) * TILE_N.value if alike else keys
         wanted[count] = _wanted(count * heads_kv, min(keys, own))
     most, total = wanted[tiles], batch * tiles
-    if tokens is not None and batch > 1:
+    # Where q has as many rows as if all sequences were the longest, they are taken to be.
+    even = tokens is None or tokens >= batch * min(seqlen_q, tokens)
+    if not even:
         # Sequences of any lengths up to the longest, fewest rows and in all as many queries.
         most = max(wanted.values())
         total = min(total, tokens * group // TILE_M.value + batch, tokens * group // least)
@@ -1632,9 +1634,9 @@ def _dealing(batch, heads_kv, group, seqlen_q, seqlen_k, sms, tokens, least, lef
         return 0, 0, total, 1
     slots = total * most
     few = 3 * -(-total // sms) * most <= 4 * -(-slots // sms)
-    if batch == 1:
-        # One sequence is taken to have all of q's queries; where its list says fewer there is room for what it leaves.
-        slots = max(count * parts for count, parts in wanted.items()) * heads_kv
+    if even:
+        # Where a list says fewer queries after all, there is room for what its sequence leaves.
+        slots = batch * max(count * parts for count, parts in wanted.items()) * heads_kv
     if few or slots * WARPGROUPS.value * UNIT.value > MOST_NUMBERS:
         how = 1 if batch == 1 else 3
         return how, CHAINED.value * sms + (min(PLACES.value, slots) if how == 3 else 0), total, most
@@ -1698,7 +1700,9 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
         raise ValueError(f"k: expected pages of 16, 32, 64, 128 or 256 tokens, got {page}")
     left, right = (FAR.value if limit < 0 else min(limit, FAR.value) for limit in window)
     tile_m = TILE_M.value
+    # No more than the rows of all fill, nor than all sequences of as many as the launch takes: programs without one would take SMs from the launch after.
     tiles = q.shape[0] * (1 if cu_q is not None else seqlen_q) * group // tile_m + batch
+    tiles = min(tiles, batch * -(-min(seqlen_q * group, rows[1]) // tile_m))
     items = heads_kv * tiles
     how, places, most_tiles, most = _dealing(
         batch,

@@ -41,7 +41,15 @@ from tilecast.model.step.costs.around import (
     Loops,
 )
 from tilecast.model.step.costs.runs import AroundRuns, shares_of
-from tilecast.model.step.costs.tiles import CHAINED, PARTED, PREFILL, AroundTiles, TileCounts, of_warpgroups
+from tilecast.model.step.costs.tiles import (
+    AROUND_PARTS,
+    CHAINED,
+    PARTED,
+    PREFILL,
+    AroundTiles,
+    TileCounts,
+    of_warpgroups,
+)
 from tilecast.model.step.evaluate import _loops, evaluate_step
 from tilecast.model.step.forecast import forecast_step, named_pair, shipped_pair
 from tilecast.model.step.items import batch_items, of_sequence
@@ -611,19 +619,26 @@ def test_prefill_takes_its_loop_from_machine_code_where_one_is_at_hand() -> None
     assert 0.4 * launch.costs.periods[0] < launch.costs.masked < launch.costs.periods[0]
 
 
-def test_forms_of_prefill_that_part_keys_have_loops_of_their_own() -> None:
-    """Dealt out, or in turn beside such as are: the compiler's other forms of the file, which spill."""
-    heads = replace(HEADS, head_dim_qk=192, head_dim_v=128)
+def test_forms_of_prefill_that_part_keys_have_loops_and_ends_of_their_own() -> None:
+    """Dealt out, or in turn beside such as are: the compiler's other forms of the file, by how many warpgroups it has."""
+    heads = replace(HEADS, head_dim_qk=64, head_dim_v=64)
     whole, dealt, chained = (
-        next(launch for launch in run.launches if launch.items and getattr(launch.variant, "warpgroups", 0) == 2)
-        for batch in (Batch(parse_requests(x), heads) for x in ("64x33:1000", "1x128:32768", "1x4096:4096,1x100:3000"))
+        next(launch for launch in run.launches if launch.items and getattr(launch.variant, "warpgroups", 0) == 3)
+        for batch in (Batch(parse_requests(x), heads) for x in ("64x50:1000", "1x128:32768", "1x4096:4096,1x100:3000"))
         for run in [evaluate_step(batch, H200, shipped_pair(batch, H200), 1500.0)]
     )
     assert whole.dealt.parting is None and not dealt.dealt.chained and chained.dealt.chained
     period = whole.costs.periods[0]
-    assert dealt.costs.periods[0] == pytest.approx(period * PARTED.loop(192))
-    assert chained.costs.periods[0] == pytest.approx(period * CHAINED.loop(192))
-    assert PARTED.loop(192) < CHAINED.loop(192) and PREFILL.loop(192) == CHAINED.loop(4) == 1.0
+    parted, in_turn = of_warpgroups(PARTED, 3), of_warpgroups(CHAINED, 3)
+    assert dealt.costs.periods[0] == pytest.approx(period * parted.loop(64))
+    assert chained.costs.periods[0] == pytest.approx(period * in_turn.loop(64))
+    assert (
+        1.05 < parted.loop(64) < in_turn.loop(64) < 1.2 and of_warpgroups(PREFILL, 3).loop(64) == in_turn.loop(4) == 1.0
+    )
+    # One warpgroup's loop is the same code; a launch of its own that merges leaves the others less of it.
+    assert of_warpgroups(PARTED, 1).loop(64) == pytest.approx(1.0, abs=0.01)
+    assert dealt.dealt.joined and dealt.dealt.counts.around_parts == AROUND_PARTS[64][1]
+    assert chained.dealt.counts.around_parts == AROUND_PARTS[64][0]
 
 
 def test_soft_caps_lengthen_blocks() -> None:
