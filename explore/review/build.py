@@ -20,7 +20,7 @@ from tilecast.explore.review.content.roofline import ceilings
 from tilecast.explore.review.content.timeline import timeline
 from tilecast.explore.review.passes import backward, forward
 from tilecast.explore.review.review import Review
-from tilecast.model.forecast.answer import Explained
+from tilecast.model.forecast.answer import BEFORE, Explained
 from tilecast.model.forecast.level import Compiler, at_hand
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.workload import Workload
@@ -72,6 +72,9 @@ def report(
     progress("review", 0, _STAGES, "what if" if changes or scales else "forecast")
     if changes or scales:
         changed = r.what_if(workload, chip, changes, scales, variant, family, clock, compiler)
+        if changed.before.level == BEFORE:
+            # What machine code does not follow is forecast before compilation, and then all of the page is.
+            compiler = None
     progress("review", 1, _STAGES, "sensitivities")
     p = r.predict(workload, chip, variant, family, clock, True, compiler)
     level = asked_pass.settled(compiler, p.workload, chip, p.variant, None, clock)

@@ -164,6 +164,15 @@ def test_a_change_says_what_the_what_if_says(review: Review) -> None:
     assert "mufu.ex2_per_clk goes from 16 to 32" in review.question
 
 
+def test_a_change_that_machine_code_does_not_follow_is_reviewed_before_compilation() -> None:
+    """The forecast of the page and the one before the change are one number."""
+    work = Workload(heads_q=8, seqlen_q=1024)
+    page = report(work, "h200-sxm", changes={"reg.file_bytes": 131072.0}, map_grid=3)
+    before = predict(work, "h200-sxm", compiler=None)
+    assert page.change is not None
+    assert page.change.before.time_ms == page.regimes[0].time_ms == before.time_ms
+
+
 def test_the_timeline_shows_the_simulation(review: Review) -> None:
     t = review.timeline
     trace = drawn(predict(WORK, "h200-sxm", chosen(review), interval=False, compiler=None).trace)
