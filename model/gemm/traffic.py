@@ -17,6 +17,11 @@ from tilecast.model.machine.machine import Machine
 #: L2 that data read by every SM can use: half of a two-partition cache, where each partition keeps a copy (as for K and V).
 _SHARED_L2 = 0.5
 
+#: Share of L2 up to which columns of B stay from one group of rows of tiles to the next, and from which on none do, by what passes
+#: in between: B itself, the group's rows of A, of C and of D.  By clocks in kernels at 8192 x 8192 (h200_gemm_waits.csv): at 13 and 17 MB
+#: B is there as soon as A, which L2 holds, at 21 MB now and then later, at 26 MB mostly, and at 36 MB as late as what the memory sends.
+_STAYS, _GOES = 0.36, 0.5
+
 #: (bytes of a box's rows, share of the memory's rate that tiles of such rows reach): kernels that copy C and D and multiply what
 #: lies in shared memory, m = n = 8192, k = 256, on an H100, by the fastest of each width (h100_gemm_parts.csv, programs in groups of
 #: 8 rows: 113.1, 107.4 and 101.4 us).  Of these are an empty launch 2.8 us, and 3.7 us (6700 cycles at 1.81 GHz) the start of a
@@ -86,7 +91,7 @@ def tiling(gemm: Gemm, v: GemmVariant, machine: Machine) -> Tiling:
     which is ``gemm`` (`part_of`), the tiles of one after the other.
 
     ``group_m`` rows of tiles are walked column by column: A's rows of a group stay while they are used, B comes again
-    for every group where L2 cannot hold it, and A where it cannot even hold a group's rows.
+    for every group where L2 cannot hold it beside the C and D that pass, and A where it cannot even hold a group's rows.
     """
     rows = -(-gemm.m // (v.tile_m * v.cta_group))
     columns = -(-gemm.n // v.tile_n)
@@ -101,11 +106,14 @@ def tiling(gemm: Gemm, v: GemmVariant, machine: Machine) -> Tiling:
     # A wave of tiles: the group's rows, and as many columns of B as the slots reach.
     wave_columns = min(columns, -(-min(slots, tiles) // group))
     wave_b = wave_columns * v.tile_n * float(gemm.k) * gemm.dtype_bytes
-    b_passes = 1.0 if b + group_rows <= room else float(-(-rows // group))
+    streams = (gemm.c_bytes if gemm.adds_c else 0) + (0 if gemm.in_place and gemm.adds_c else gemm.d_bytes)
+    passing = b + group_rows + group * v.tile_m * v.cta_group * float(gemm.n) * streams
+    gone = min(1.0, max(0.0, (passing / machine["l2.bytes"] - _STAYS) / (_GOES - _STAYS)))
+    b_passes = 1.0 + (-(-rows // group) - 1.0) * gone
     a_passes = 1.0 if group_rows + wave_b <= room else float(-(-columns // wave_columns))
     # What a later wave reads again L2 has, unless it goes over it once a pass.
     fresh_a = min(1.0, wave_columns / columns) if a_passes == 1.0 else 1.0
-    fresh_b = min(1.0, group / rows) if b_passes == 1.0 else 1.0
+    fresh_b = min(1.0, group / rows * b_passes)
     c, d = (float(gemm.m) * gemm.n * size * v.parts for size in (gemm.c_bytes, gemm.d_bytes))
     step_bytes = (v.tile_m * v.cta_group + v.tile_n) * v.tile_k * gemm.dtype_bytes
     return Tiling(

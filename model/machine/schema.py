@@ -98,6 +98,9 @@ KEYS: dict[str, Key] = {
     "sync.barrier_cycles": Key("cycles", 0, 1000, (), "barrier of the warps of one warpgroup"),
     "sync.mbarrier_one_way_cycles": Key("cycles", 1, 1000, (), "arrival to the return of a wait for it"),
     "sync.barrier_spread_cycles": Key("cycles", 0, 1000, (), "spread of arrivals at such a barrier"),
+    "sync.box_beside_mma_cycles": Key(
+        "cycles", 0, 10000, (), "of a box of C and D beside the other warpgroup's products, beyond its machine code"
+    ),
     "code.l1_bytes": Key("B", 1024, 1e8, (), "first instruction cache of an SM"),
     "code.l2_bytes": Key("B", 1024, 1e9, (), "second instruction cache"),
     "code.fetch_cycles": Key(

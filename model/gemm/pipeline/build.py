@@ -69,6 +69,8 @@ class _Parts(Edges):
         out = []
         for copy, each in names.items():
             out.append(Role(copy, tuple(Step(self.ordered_by(copy) + name) for name in each), 1))
+            if copy == "load" and self.fresh_steps:
+                out.append(Role("queue", tuple(Step("ask" + name) for name in each), 0))
             if self.in_turn:
                 # What the copy engine does is a stream of its own.
                 out.append(Role(copy.replace("load", "arrive"), tuple(Step(copy + name) for name in each), 0))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+from tilecast.model.gemm.families import stage_bytes
 from tilecast.model.gemm.pipeline.operations import Operations
-from tilecast.model.pipeline.graph import Edge
-
-#: A line of L2, and what it asks the memory for at a time (the L2 promotion of Triton's tensor maps).
-LINE_BYTES = 128
+from tilecast.model.pipeline.graph import Edge, EdgeKind
 
 
 class Edges(Operations):
@@ -19,7 +17,6 @@ class Edges(Operations):
         done = self.done()
         release = done + (0.0 if self.portable else self.arrive)
         first = self.ordered_by("load")
-        there = max(0.0, self.latency - self.overlap)
         edges = []
         for tiles in rings:
             order = [(t, s) for t in tiles for s in range(self.steps)]
@@ -28,14 +25,30 @@ class Edges(Operations):
                 bt, bs = order[before]
                 for half in range(self.halves):
                     suffix = self.suffix(half)
-                    edges.append(Edge(f"load{t}_{s}", f"mma{t}_{s}{suffix}", 0, there, "data", "A and B"))
+                    edges += self.landing(t, s, f"mma{t}_{s}{suffix}", 0, 0.0, "data", "A and B")
                     edges.append(Edge(f"mma{bt}_{bs}{suffix}", f"{first}{t}_{s}", -lap, release, "buffer", "A/B slot"))
                 if self.hopper and bs + 1 < self.steps:
                     # A warpgroup asks whether its last product is done once it has issued the next: with that one's k-step.
-                    edges.append(Edge(f"load{bt}_{bs + 1}", f"{first}{t}_{s}", -lap, there + self.arrive, "buffer", "A/B slot"))  # fmt: skip
-                if self.in_turn:
+                    edges += self.landing(bt, bs + 1, f"{first}{t}_{s}", -lap, self.queued + self.arrive, "buffer", "A/B slot")  # fmt: skip
+                if self.fresh_steps:
+                    edges += [
+                        Edge(f"order{t}_{s}", f"{copy}{t}_{s}", 0, 0.0, "data", "its turn") for copy in ("ask", "load")
+                    ]
+                elif self.in_turn:
                     edges.append(Edge(f"ask{t}_{s}", f"load{t}_{s}", 0, 0.0, "data", "its turn"))
         return edges
+
+    def landing(self, t: int, s: int, to: str, distance: int, more: float, kind: EdgeKind, why: str) -> list[Edge]:
+        """From a k-step's being there to what waits for it, ``more`` cycles later.
+
+        What the memory sends is on its way at L2's rate meanwhile, so that the later of both counts; what L2 holds waits its turn there, and
+        then for its way.
+        """
+        load = f"load{t}_{s}"
+        if not self.fresh_steps:
+            return [Edge(load, to, distance, max(0.0, self.latency - self.overlap) + more, kind, why)]
+        way = self.latency + stage_bytes(self.v, self.gemm) / self.port
+        return [Edge(load, to, distance, more, kind, why), Edge(f"ask{t}_{s}", to, distance, way + more, kind, why)]
 
     def tile_edges(self, t: int) -> list[Edge]:
         """Accumulator, C and D of one tile."""
@@ -63,6 +76,10 @@ class Edges(Operations):
         edges = [Edge(epilogue, store, 0, 0.0 if self.portable else self.notice, "data", "D")]
         if self.gemm.adds_c:
             edges.append(Edge(load_c, epilogue, 0, self.c_latency_of(part), "data", "C"))
+            begin, _ = self.line_of(part)
+            if self.in_turn and begin != part:
+                # The rest of its lines is there when their first part is.
+                edges.append(Edge(f"load_c{t}{ends[begin]}", epilogue, 0, self.c_latency, "data", "C"))
             if self.in_turn:
                 edges.append(Edge(f"ask_c{t}{end}", load_c, 0, 0.0, "data", "its turn"))
         if not self.portable:
@@ -75,5 +92,4 @@ class Edges(Operations):
     def c_latency_of(self, part: int) -> float:
         """Cycles from the order to copy a box of C to its being there: L2 asks the memory for whole lines, so that the range of
         columns that a line ends in finds it there."""
-        before = part * self.v.c_parts // self.boxes * self.v.tile_n // self.v.c_parts * self.gemm.c_bytes
-        return self.m["tma.latency_l2_cycles"] if before % LINE_BYTES else self.c_latency
+        return self.c_latency if self.line_of(part)[0] == part else self.m["tma.latency_l2_cycles"]

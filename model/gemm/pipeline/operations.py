@@ -23,6 +23,14 @@ from tilecast.model.pipeline.tensor_core import (
 _EPILOGUE_INSTRUCTIONS = 56
 #: Barriers of a warpgroup in an epilogue (before the store, after it) and polls of an mbarrier (accumulator, C).
 _BARRIERS, _POLLS = 2, 2
+#: Of the memory's rate: no launch finds more left than if it used so much of it.
+_LEAST_BUSY = 0.05
+#: What stands for no bytes, as an operation takes time.
+_NOTHING = 1e-6
+#: Share of k-steps that come from the memory from which on all are taken to.
+_MOSTLY = 0.75
+#: Bytes of a line of L2, and what it asks the memory for at a time (the L2 promotion of Triton's tensor maps).
+LINE_BYTES = 128
 
 
 class Operations:
@@ -64,6 +72,10 @@ class Operations:
         self.l2 = l2_rates(v, m, mhz, self.on_chip.rows, self.on_chip.tiles) if memory else None
         #: Whether copies wait for the memory in the order in which they were asked for (the copy engine's).
         self.in_turn = memory and not self.portable
+        #: Whether k-steps come from the memory, of whose rate they find what the launch leaves.
+        self.fresh_steps = self.in_turn and self.hopper and v.parts == 1 and self.on_chip.most > 1 and fresh >= _MOSTLY
+        self.left = self.share / max(memory_busy, _LEAST_BUSY)
+        self.queued = self._queued() if self.hopper else 0.0
         #: Of a k-step: cycles in which L2 sends on what has come while the memory sends the rest.
         self.overlap = 0.0
         if self.l2 and self.in_turn:
@@ -74,9 +86,29 @@ class Operations:
         """What the name of an operation of a half ends in, where tiles have halves."""
         return f"h{half}" if self.halves == 2 else ""
 
+    def _queued(self) -> float:
+        """Cycles from a warpgroup's first product of a k-step that finds the array idle until its last is issued: the array's queue, which
+        warpgroups share, takes so many, and the others wait until one of these is done."""
+        v, m, g = self.v, self.m, self.gemm
+        widths = column_pieces(v.tile_n)
+        along = v.tile_k * g.dtype_bytes / 32
+        count = v.tile_m / 64 * len(widths) * along
+        cycles = v.tile_m / 64 * sum(mma_tile_cycles(m, 64, width, v.tile_k, g.dtype, "smem") for width in widths)
+        return max(0.0, count - m.get("tensor.mma_queue_depth", count)) * cycles / count
+
     def ordered_by(self, copy: str) -> str:
         """The operation that orders a copy: of one that waits its turn, another."""
-        return copy.replace("load", "ask") if self.in_turn else copy
+        if not self.in_turn:
+            return copy
+        return copy.replace("load", "order" if copy == "load" and self.fresh_steps else "ask")
+
+    def line_of(self, part: int) -> tuple[int, int]:
+        """Of the ranges of columns whose rows begin in the line of L2 that those of ``part`` begin in: the first, and how many they are."""
+        rows = self.boxes // self.v.c_parts
+        column, across = divmod(part, rows)
+        bytes_of_row = self.v.tile_n // self.v.c_parts * self.gemm.c_bytes
+        share = max(1, LINE_BYTES // bytes_of_row)
+        return column // share * share * rows + across, min(share, self.v.c_parts - column // share * share)
 
     def ends(self, half: int) -> list[str]:
         """What the names of a half's operations on C and D end in, one for every box."""
@@ -130,6 +162,14 @@ class Operations:
         """A k-step of A and B."""
         size, name = float(stage_bytes(self.v, self.gemm)), f"{t}_{s}"
         rate, least = self.l2.inputs if self.l2 else 0.0, self.step_least(s)
+        if self.fresh_steps:
+            issue = max(2.0 * self.m["tma.issue_cycles"], least)
+            sent = self.step_bytes / self.left
+            return [
+                self.arrival(f"load{name}", "arrive", t, size, rate, self.port),
+                Op(f"order{name}", "load", "load", (), issue, tile=t, instructions=(("other", 2.0),)),
+                Op(f"ask{name}", "load", "queue", (("memory", sent),), sent, engine="memory", tile=t),
+            ]
         if self.in_turn:
             issue = max(2.0 * self.m["tma.issue_cycles"], least)
             arrives = self.arrival(f"load{name}", "arrive", t, size, rate, self.fill)
@@ -206,6 +246,8 @@ class Operations:
             # Behind the last part a warpgroup that does not take turns goes on to its next tile's first product.
             part = self.ends(half).index(end)
             beside = self.code.epilogue_beside[part]
+            if beside:
+                beside += m.get("sync.box_beside_mma_cycles", 0.0)
             alone = self.code.epilogue[part] + (self.code.begin if self.tiles == 1 and part == self.boxes - 1 else 0.0)
         role = f"consumer{t + half}" if self.hopper else f"warps{t}" if self.portable else "epilogue"
         name = f"epilogue{t}{end}"
@@ -238,6 +280,11 @@ class Operations:
         """One box of C."""
         size = float(self.v.tile_m * self.v.tile_n * self.gemm.c_bytes) / self.pieces
         of_memory, name = self.c_bytes / self.pieces, f"{t}{end}"
+        if self.in_turn:
+            # The first of a line has L2 ask for all of it.
+            part = int(end.rpartition("p")[2]) if "p" in end else 0
+            first, alike = self.line_of(part)
+            of_memory *= alike if first == part else _NOTHING
         rate, least = self.l2.reads if self.l2 else 0.0, self.code.load_box if self.code else 0.0
         if self.in_turn:
             arrives = self.arrival(f"load_c{name}", "arrive_c", t, size, rate, self.port)

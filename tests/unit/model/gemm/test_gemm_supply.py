@@ -51,9 +51,15 @@ def test_copies_wait_longer_for_a_busy_memory() -> None:
 
 def test_later_waves_find_in_l2_what_earlier_ones_brought() -> None:
     v = GemmVariant()
-    square, narrow, deep = (tiling(Gemm(m, n, k), v, H200) for m, n, k in ((8192, 8192, 1024), (16384, 2048, 1024), (16384, 16384, 4096)))  # fmt: skip
+    narrow, deep = (tiling(Gemm(m, n, k), v, H200) for m, n, k in ((16384, 2048, 1024), (16384, 16384, 4096)))
+    stays, some, goes = (tiling(Gemm(8192, 8192, k, in_place=True), v, H200) for k in (128, 384, 1024))
     # A wave is 17 of 64 columns and a group of rows; B is new to the first of 8 groups.
-    assert square.fresh_share == pytest.approx(1 - (1 - 17 / 64) * (1 - 8 / 64))
+    assert stays.fresh_share == pytest.approx(1 - (1 - 17 / 64) * (1 - 8 / 64))
+    # What passes between two groups is B, and A, C and D of a group: B goes where that is about half of L2.
+    assert stays.fresh_share < some.fresh_share < goes.fresh_share == 1.0
+    assert goes.hbm_input_bytes == 8192 * 1024 * 2 * (1 + 8)
+    apart = tiling(Gemm(8192, 8192, 384), v, H200)
+    assert apart.fresh_share == 1.0  # D beside C passes as well
     assert (
         narrow.fresh_share == 1.0 and deep.fresh_share == 1.0
     )  # every wave has rows of its own; B goes over what L2 holds
@@ -73,19 +79,35 @@ def test_copies_wait_their_turn() -> None:
 
 
 def test_l2_sends_on_what_has_come_while_the_memory_sends_the_rest() -> None:
-    """A k-step that the memory has to bring takes the longer of both ways, and the latency; in the SM's own pace there is one way."""
-    v = GemmVariant(tile_m=128, tile_n=256, accumulators=1, stages=2)
+    """A k-step takes the longer of both ways, and the latency; in the SM's own pace there is one way."""
+    v, problem = GemmVariant(tile_m=128, tile_n=256, accumulators=1, stages=2), Gemm(8192, 8192, 128, in_place=True)
 
     def steps(memory: bool) -> tuple[float, float, float]:
-        loop = build(Gemm(8192, 8192, 2048), v, H200, 1700.0, memory=memory, memory_busy=0.0).pipeline
+        loop = build(problem, v, H200, 1700.0, memory=memory, memory_busy=0.0).pipeline
         (there,) = {edge.latency_cycles for edge in loop.edges if edge.why == "A and B"}
-        asked = loop.op("ask0_3").min_cycles if memory else 0.0
-        return asked, loop.op("load0_3").min_cycles, there
+        asked = loop.op("ask0_1").min_cycles if memory else 0.0
+        return asked, loop.op("load0_1").min_cycles, there
 
     asked, sent, there = steps(True)
+    fresh, far, near = (
+        tiling(problem, v, H200).fresh_share,
+        H200["tma.latency_hbm_cycles"],
+        H200["tma.latency_l2_cycles"],
+    )
     assert 0.0 < asked < sent
-    assert asked + sent + there == pytest.approx(max(asked, sent) + H200["tma.latency_hbm_cycles"])
-    assert steps(False)[2] == H200["tma.latency_l2_cycles"]
+    assert asked + sent + there == pytest.approx(max(asked, sent) + fresh * far + (1 - fresh) * near)
+    assert steps(False)[2] == near
+
+
+def test_k_steps_that_come_from_the_memory_are_on_both_ways_at_once() -> None:
+    """What a launch leaves of the memory's rate they find, and L2 counts where it is slower than the memory's way."""
+    v, problem = GemmVariant(tile_m=128, tile_n=256, accumulators=1, stages=2), Gemm(8192, 8192, 2048)
+    idle, busy = (build(problem, v, H200, 1700.0, memory_busy=share).pipeline for share in (0.25, 0.5))
+    assert busy.op("ask0_3").min_cycles == pytest.approx(2 * idle.op("ask0_3").min_cycles)
+    waits = {edge.src: edge.latency_cycles for edge in idle.edges if edge.dst == "mma0_3h0" and edge.why == "A and B"}
+    assert waits.keys() == {"ask0_3", "load0_3"} and waits["load0_3"] == 0.0
+    sent = (128 + 256) * 64 * 2 / H200["tma.bytes_per_clk"]
+    assert waits["ask0_3"] == pytest.approx(memory_latency_cycles(H200, 0.25) + sent)
 
 
 def test_a_launch_of_one_tile_copies_no_other_tile_s_c() -> None:
@@ -118,15 +140,46 @@ def test_a_k_step_is_given_back_behind_the_next_one() -> None:
     problem = Gemm(8192, 8192, 1024)
     two, three = (build(problem, GemmVariant(stages=stages), H200, 1700.0).pipeline for stages in (2, 3))
     for loop, ahead in ((two, 2), (three, 3)):
-        freed = {edge.src for edge in loop.edges if edge.dst == f"ask0_{ahead}" and edge.why == "A/B slot"}
-        assert freed == {"mma0_0", "load0_1"}
+        freed = {edge.src for edge in loop.edges if edge.dst == f"order0_{ahead}" and edge.why == "A/B slot"}
+        assert freed == {"mma0_0", "load0_1", "ask0_1"}
 
 
-def test_the_second_half_of_a_line_of_c_comes_from_l2() -> None:
+def test_a_warpgroup_asks_once_its_products_are_issued() -> None:
+    """The array's queue takes 6 instructions of all warpgroups: of 16 of 64 columns' time two warpgroups wait for ten, of 4 none waits."""
+    depth = H200["tensor.mma_queue_depth"]
+
+    def behind(**knobs: int) -> float:
+        loop = build(Gemm(8192, 8192, 128, in_place=True), GemmVariant(**knobs), H200, 1700.0).pipeline
+        waits = {
+            edge.latency_cycles
+            for edge in loop.edges
+            if edge.src.startswith("load0_1") and edge.dst.startswith(("ask", "order"))
+        }
+        there = {
+            edge.latency_cycles for edge in loop.edges if edge.src.startswith("load0_1") and edge.dst.startswith("mma")
+        }
+        return max(waits) - max(there) - H200["sync.mbarrier_roundtrip_cycles"]
+
+    assert behind(tile_m=256, accumulators=1, stages=2) == pytest.approx((16 - depth) * 64)
+    assert behind(stages=3) == pytest.approx((8 - depth) * 64)
+    assert behind(tile_m=64, tile_n=256, stages=3) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_the_second_half_of_a_line_of_c_comes_with_the_first() -> None:
+    """From L2, no earlier than the first has come, and without asking the memory."""
     loop = build(Gemm(8192, 8192, 512), GemmVariant(stages=6, c_stages=4, c_parts=4), H200, 1700.0).pipeline
-    waits = [edge.latency_cycles for edge in loop.edges if edge.why == "C" and edge.dst.startswith("epilogue0")]
     near = H200["tma.latency_l2_cycles"]
-    assert [wait == near for wait in waits] == [False, True, False, True]
+    for first, second in ((0, 1), (2, 3)):
+        waits = {
+            edge.src: edge.latency_cycles
+            for edge in loop.edges
+            if edge.why == "C" and edge.dst == f"epilogue0p{second}"
+        }
+        assert (
+            waits.keys() == {f"load_c0p{first}", f"load_c0p{second}"}
+            and waits[f"load_c0p{second}"] == near < waits[f"load_c0p{first}"]
+        )
+        assert loop.op(f"ask_c0p{second}").min_cycles < 1.0 < loop.op(f"ask_c0p{first}").min_cycles
 
 
 def test_machine_code_takes_the_place_of_counted_instructions() -> None:
