@@ -34,11 +34,12 @@ FULL_QUERIES, EMPTIER = 256, 1.5
 #: before those which a group shares (data/measured/h200_short_shared.csv).
 BLOCK, ROUNDS = 64, 4
 #: Rows of a tile of kernels of short sequences, and how many times as many of these there may be as of a head's own, by columns of the kernel, and by
-#: most keys: beyond, others are sooner done (data/measured/h200_short_lean.csv, h200_short_wide_forms.csv).
+#: most keys: beyond, others are sooner done (data/measured/h200_short_lean.csv, h200_short_wide_forms.csv,
+#: h200_short_parts_lengths.csv).
 SHORT_TILE = 64
 MORE_TILES = {
     64: ((2047, 1.75), (10239, 1.9)),
-    128: ((64, 1.5), (512, 1.4), (2047, 1.25), (10239, 1.9)),
+    128: ((64, 1.5), (512, 1.4), (2047, 1.25), (8191, 1.9)),
     192: ((64, 1.25), (256, 1.0), (640, 0.75)),
     256: ((144, 1.25), (256, 0.8), (512, 0.5)),
 }
