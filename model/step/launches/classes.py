@@ -44,7 +44,7 @@ from tilecast.model.step.costs.around import (
     Counts,
 )
 from tilecast.model.step.costs.runs import shares_of
-from tilecast.model.step.costs.tiles import CHAINED, PARTED, PREFILL, of_warpgroups
+from tilecast.model.step.costs.tiles import AROUND_PARTS_ASIDE, CHAINED, PARTED, PREFILL, TileCounts, of_warpgroups
 from tilecast.model.step.launches.dealing import FAR, Dealing, Parting, keys_seen, limits
 
 #: Variants that a step is forecast with.
@@ -279,17 +279,26 @@ def _prefill_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
     found = replace(
         dealt,
         merges_beside=False,
-        counts=replace(of_warpgroups(PARTED, dealt.counts.finishers), kept=not parting.chained),
+        counts=_around_parts(PARTED, dealt, work.head_dim_v),
         places=total * most,
     )
     if not (alike or total * most > parting.room):
         merged = hopper_prefill.most_merged(dealt.counts.finishers, work.head_dim_v)
         return replace(found, joined=most > merged)
-    counts = replace(of_warpgroups(CHAINED, dealt.counts.finishers), kept=not parting.chained)
+    counts = _around_parts(CHAINED, dealt, work.head_dim_v)
     chained = replace(found, chained=True, counts=counts, places=parting.chained * sms)
     if len(batch.lengths) == 1:
         return chained
     return replace(chained, longer=hopper_prefill.CHAIN / sms, places=chained.places + min(parting.some, total * most))
+
+
+def _around_parts(counts: TileCounts, dealt: Dealing, head_dim_v: int) -> TileCounts:
+    """Of warpgroups whose tiles' keys are parted."""
+    assert dealt.parting is not None
+    found = replace(of_warpgroups(counts, dealt.counts.finishers), kept=not dealt.parting.chained)
+    return (
+        replace(found, around_parts=AROUND_PARTS_ASIDE) if hopper_prefill.aside(found.finishers, head_dim_v) else found
+    )
 
 
 def _hopper_loop(w: Workload, v: HopperServingVariant, m: Machine, _page: int, _programs: int | None) -> Pipeline:
