@@ -54,7 +54,7 @@ JOIN_PLANNED = gl.constexpr(128)  # the same of one that merges parts: a thread 
 SMS = gl.constexpr(132)  # what the parts of a sequence alone are to fill
 PART_KEYS, MOST_PARTS = gl.constexpr(256), gl.constexpr(32)  # fewest keys of a part, parts of a sequence
 # Keys up to which a sequence is not parted; parts of a longer one that may be of PART_KEYS, beside one for each WHOLE of its keys.
-WHOLE, SMALL_PARTS = gl.constexpr(1024), gl.constexpr(8)
+WHOLE, SMALL_PARTS = gl.constexpr(1024), gl.constexpr(4)
 JOINED = gl.constexpr(64)  # columns that are merged at a time
 JOINED_APART, AHEAD = gl.constexpr(32), gl.constexpr(8)  # the same in a launch of its own, and parts on their way there
 UNIT = gl.constexpr(

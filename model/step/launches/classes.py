@@ -290,10 +290,11 @@ def _prefill_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
 def _parted(counts: TileCounts, dealt: Dealing, head_dim_v: int, joined: bool) -> TileCounts:
     """Counts of the warpgroups of a launch whose tiles have parts, which a launch of its own merges where they are ``joined``."""
     assert dealt.parting is not None
-    around = next(around for columns, around in AROUND_PARTS.items() if head_dim_v <= columns)
-    return replace(
-        of_warpgroups(counts, dealt.counts.finishers), kept=not dealt.parting.chained, around_parts=around[joined]
-    )
+    found = replace(of_warpgroups(counts, dealt.counts.finishers), kept=not dealt.parting.chained)
+    by_last, by_launch = next(around for columns, around in AROUND_PARTS.items() if head_dim_v <= columns)
+    # No program merges for others where what a tile has so far is in shared memory.
+    apart = joined or hopper_prefill.aside(found.finishers, head_dim_v)
+    return replace(found, around_parts=by_launch if apart else by_last)
 
 
 def _hopper_loop(w: Workload, v: HopperServingVariant, m: Machine, _page: int, _programs: int | None) -> Pipeline:

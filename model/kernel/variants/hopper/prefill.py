@@ -26,7 +26,7 @@ MOST_MERGED = 4
 #: Of one warpgroup at 256 columns, which does a part in half the time: parts that its last program merges, none; parts of how many times the fewest
 #: keys a sequence has before it has any, and how many of a longer one may be so short, beside one for each so many keys
 #: (data/measured/h200_few_d256_parts.csv).
-MOST_MERGED_ASIDE, WHOLE_PARTS, SMALL_PARTS = 1, 4, 8
+MOST_MERGED_ASIDE, WHOLE_PARTS, SMALL_PARTS = 1, 4, 4
 #: Columns of O of such a program, and parts on their way to it.
 JOIN_COLUMNS, JOIN_AHEAD = 32, 8
 #: Blocks of a tile whose copies are still to be asked for when the next tile is taken, and sequences whose lengths are looked at together.

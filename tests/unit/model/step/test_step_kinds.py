@@ -133,7 +133,33 @@ def test_keys_are_parted_as_the_generated_kernel_does(requests: str, heads: tupl
     assert how != 2 or items.count <= places
 
 
+@pytest.mark.parametrize("rows", [20, 64])
+@pytest.mark.parametrize("heads", [(32, 8), (16, 16), (4, 1)])
+@pytest.mark.parametrize("sequences", [1, 4, 13, 64])
+def test_few_rows_at_256_columns_are_parted_as_the_generated_kernel_does(
+    sequences: int, heads: tuple[int, int], rows: int
+) -> None:
+    """Not up to 1024 keys, then in four and more parts of at least 256, one more for each 1024."""
+    module = generated("hopper_prefill_d256_few")
+    group = heads[0] // heads[1]
+    of, queries = (
+        Workload(heads_q=heads[0], heads_kv=heads[1], seqlen_q=1, head_dim_qk=256, mask="causal"),
+        rows // group,
+    )
+    for keys in (700, 1024, 1025, 1500, 2048, 5000, 9000, 40000):
+        batch = Batch(((queries, keys),) * sequences, of, 64)
+        variant = shipped_pair(batch, H200)[1]
+        dealt = launched(variant, batch, 132)
+        how, places, *_ = module._dealing(sequences, heads[1], group, queries, keys, 132, None, 1, -1)
+        assert _how(dealt) == how and (how < 2 or dealt.places == places)
+        items, parts = batch_items(batch, dealt), module.parts(queries, keys, group, heads[1])
+        assert items is not None and (parts == 1 or keys > 1024)
+        assert not how or max(items.most_splits, items.joins.max() + 1 if items.joins is not None else 1) == parts
+
+
 def test_constants_are_those_of_the_generated_kernels() -> None:
+    module = generated("hopper_prefill_d256_few")
+    assert module.MOST_MERGED == hopper_prefill.most_merged(1, 256) != hopper_prefill.most_merged(2, 256)
     module = generated("hopper_prefill_d128")
     assert module.MOST_NUMBERS == hopper_prefill.MOST_NUMBERS and module.MOST_MERGED == hopper_prefill.MOST_MERGED
     assert (module.JOINED_APART.value, module.AHEAD.value) == (hopper_prefill.JOIN_COLUMNS, hopper_prefill.JOIN_AHEAD)
