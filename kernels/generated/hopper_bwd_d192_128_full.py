@@ -80,7 +80,7 @@ OPTIONS = (  # of the kernels, in the order of their launches; level 2 of the re
         "launch_pdl": True,
         "ptx_options": "--regAllocOptLevel=4",
     },
-    {"num_warps": 4, "enable_fp_fusion": True},
+    {"num_warps": 4, "enable_fp_fusion": True, "launch_pdl": True},
     {"num_warps": 4, "enable_fp_fusion": True, "launch_pdl": True},
 )
 
@@ -234,6 +234,8 @@ def load_role(q_desc, q_last_desc, dout_desc, k_desc, k_last_desc, v_desc, share
                 n += 1
         item = deal(shared, problem, i)
         i += 1
+    # Sooner, programs that wait are in the way of these: 1 % of a long launch.
+    gdc_launch_dependents()  # round_dq
 
 
 # -- the warps that add up dQ -----------------------------------------------------------------------------------------
@@ -688,6 +690,7 @@ def sum_parts(dk_parts_ptr, dv_parts_ptr, dk_ptr, dv_ptr, stride_dkb, stride_dkh
 def round_dq(sums_ptr, dq_ptr, counters_ptr, stride_dqb, stride_dqh, stride_dqs, heads_q, seqlen_q, padded, chains,
              eighths, scale_log2, scale):  # fmt: skip
     """dQ from its sums: scaled and rounded; zero for blocks of queries that see no key, to which nothing was added."""
+    gdc_wait()
     gdc_launch_dependents()  # sums of parts, which are there as well
     blocks = padded // TILE_M
     # From the last to the first: L2 has what was added last.
@@ -722,6 +725,17 @@ def dq_chains(heads: int, steps: int, key_blocks: int) -> int:
     (`heads_abreast`).  A chain has 8 blocks at least: its sum is written and read once more.
     """
     return max(1, min(264 // ((steps + 2) * heads), key_blocks // 8))
+
+
+def dq_sums(chains: int, heads: int, steps: int, key_blocks: int, seen_by_all: int) -> int:
+    """Sums of a block of dQ: one for each chain; where there is one chain, one for each block of keys if programs would wait for each other.
+
+    The sums of blocks are added up in the order of the blocks and have the bits of programs that add in turn, so the batch may decide:
+    `heads` of dK and dV are all of a launch.  Nobody waits then, and each sum is written and read once more.  With a causal mask programs of
+    later keys have fewer steps and wait for nothing; `seen_by_all`: blocks of keys that all queries see.
+    """
+    waits = 2 * seen_by_all >= key_blocks and 264 // ((steps + 2) * heads) > 1
+    return key_blocks if chains == 1 and waits else chains
 
 
 def heads_abreast(
@@ -822,13 +836,10 @@ def workspaces(q, k, v, terms, window_left, window_right):
     dk_parts, dv_parts = (q.new_empty((*rows, width)) if parts > 1 else None for width in (192, 128))
     padded = terms.shape[3]
     blocks = padded // TILE_M.value
-    blocks *= (
-        dq_chains(
-            heads_kv * parts, blocks * triton.cdiv(heads_q // heads_kv, parts), triton.cdiv(seqlen_k, TILE_N.value)
-        )
-        if heads_kv
-        else 1
-    )
+    if heads_kv:
+        sizes = blocks * triton.cdiv(heads_q // heads_kv, parts), triton.cdiv(seqlen_k, TILE_N.value)
+        chains = dq_chains(heads_kv * parts, *sizes)
+        blocks *= dq_sums(chains, batch * heads_kv * parts, *sizes, sizes[1])
     sums = terms.new_empty((batch, heads_q, blocks * SUM_ROWS.value, SUM_COLUMNS.value))
     counters = terms.new_empty((batch * heads_q * blocks + 1,))
     return dk_parts, dv_parts, sums, counters
