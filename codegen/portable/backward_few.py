@@ -45,7 +45,7 @@ class FewBackward:
 
     @property
     def form(self) -> str:
-        """What a program has: all query rows and a part of the keys, or some keys, and walks over the rows."""
+        """What a program has: all query rows and a part of the keys, or all keys."""
         return f"backward/few_{'rows' if self.variant.step else 'keys'}.j2"
 
     @property
@@ -67,10 +67,10 @@ class FewBackward:
     def signature(self) -> str:
         """The head of the kernel."""
         names = [
-            *_POINTERS,
+            *self._pointers,
             *strides(_TENSORS),
             *self._sizes,
-            *(f"{name}: tl.constexpr" for name in (_FLAGS[1:] if self.variant.step else _FLAGS)),
+            *(f"{name}: tl.constexpr" for name in (("MASKED",) if self.variant.step else _FLAGS)),
             "scale_log2",
             "scale",
         ]
@@ -79,12 +79,24 @@ class FewBackward:
     @property
     def unspecialized(self) -> str:
         """Places of strides and sizes among the arguments: the compiled code must not depend on them."""
-        first = len(_POINTERS)
+        first = len(self._pointers)
         return f"range({first}, {first + 3 * len(_TENSORS) + len(self._sizes)})"
 
     @property
+    def _pointers(self) -> tuple[str, ...]:
+        return _POINTERS[:-1] if self.variant.step else _POINTERS
+
+    @property
     def _sizes(self) -> tuple[str, ...]:
-        return tuple(name for name in _SIZES if name != "part_keys") if self.variant.step else _SIZES
+        return tuple(name for name in _SIZES if "part" not in name) if self.variant.step else _SIZES
+
+    @property
+    def refuse_keys(self) -> str:
+        """Statements that refuse more keys than a program has."""
+        if not self.variant.step:
+            return ""
+        said = 'raise ValueError(f"k: expected up to {TILE_N.value} keys, got {seqlen_k}")'
+        return f"    if seqlen_k > TILE_N.value:\n        {said}\n"
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -108,9 +120,9 @@ class FewBackward:
 def context(variant: FewBackwardVariant, workload: Workload) -> FewBackward:
     """The kernels of a variant, which must be writable (`few_backward.writable`)."""
     walks = [
-        "For sequences whose query heads that share a key/value head have more query rows together than a tile, and few queries each: a program",
-        f"has {variant.tile_n} keys and walks over the rows, {variant.step} at a time.  It makes LSE and D of its rows itself, keeps dK and dV, and leaves what its keys",
-        "add to dQ of a step to add_parts, which sums that in the order of the keys; of all keys it writes dQ.  Any mask.  The same bits every run.",
+        "For sequences of few keys whose query heads that share a key/value head have more query rows together than a tile: a program has",
+        f"all keys and walks over the rows, {variant.step} at a time.  It makes LSE and D of its rows itself, keeps dK and dV, and writes dQ of a step at",
+        "once: one launch.  Any mask.  The same bits every run.",
     ]
     lines = (
         walks

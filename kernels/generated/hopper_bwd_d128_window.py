@@ -80,7 +80,7 @@ OPTIONS = (  # of the kernels, in the order of their launches; level 2 of the re
         "launch_pdl": True,
         "ptx_options": "--regAllocOptLevel=4",
     },
-    {"num_warps": 4, "enable_fp_fusion": True, "launch_pdl": True},
+    {"num_warps": 4, "enable_fp_fusion": True},
     {"num_warps": 4, "enable_fp_fusion": True, "launch_pdl": True},
 )
 
@@ -254,8 +254,6 @@ def load_role(pieces_desc, q_desc, dout_desc, k_desc, v_desc, shared, problem):
                 n += 1
         item = deal(shared, problem, i)
         i += 1
-    # Sooner, programs that wait are in the way of these: 1 % of a long launch.
-    gdc_launch_dependents()  # round_dq
 
 
 # -- the warps that add up dQ -----------------------------------------------------------------------------------------
@@ -704,7 +702,6 @@ def sum_parts(dk_parts_ptr, dv_parts_ptr, dk_ptr, dv_ptr, stride_dkb, stride_dkh
 def round_dq(sums_ptr, dq_ptr, counters_ptr, stride_dqb, stride_dqh, stride_dqs, heads_q, seqlen_q, padded, eighths,
              scale_log2, scale):  # fmt: skip
     """dQ from its sums: scaled and rounded; zero for blocks of queries that see no key, to which nothing was added."""
-    gdc_wait()
     gdc_launch_dependents()  # sums of parts, which are there as well
     blocks = padded // TILE_M
     # From the last to the first: L2 has what was added last.

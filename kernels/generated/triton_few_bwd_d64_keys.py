@@ -1,9 +1,8 @@
 """Attention backward for head_dim 64 and few keys, in plain Triton.
 
-For sequences whose query heads that share a key/value head have more query rows together than a tile, and few queries
-each: a program has 64 keys and walks over the rows, 64 at a time.  It makes LSE and D of its rows itself, keeps dK and
-dV, and leaves what its keys add to dQ of a step to add_parts, which sums that in the order of the keys; of all keys it
-writes dQ.  Any mask.  The same bits every run.
+For sequences of few keys whose query heads that share a key/value head have more query rows together than a tile: a
+program has all keys and walks over the rows, 64 at a time.  It makes LSE and D of its rows itself, keeps dK and dV, and
+writes dQ of a step at once: one launch.  Any mask.  The same bits every run.
 """
 
 TILECAST = {
@@ -15,7 +14,6 @@ TILECAST = {
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 MOST_ROWS = 352  # query rows of the heads that share a key/value head, over which a program walks
 TILE_N = tl.constexpr(64)  # keys of a program
@@ -23,14 +21,9 @@ STEP = tl.constexpr(64)  # query rows of a step
 STAGES = tl.constexpr(1)  # tiles of Q, O and dO on their way
 WARPS = 4
 COLUMNS, COLUMNS_V = tl.constexpr(64), tl.constexpr(64)  # of a tile of Q and K, and of V and O
-SUM_ROWS = tl.constexpr(8)  # rows of a program of add_parts
-SUM_PARTS = tl.constexpr(16)  # parts that it asks for at a time
 LOG2E = tl.constexpr(1.4426950408889634)
 DTYPES = ("torch.bfloat16", "torch.float16")
-OPTIONS = (  # of the kernels, in the order of their launches
-    {"num_warps": WARPS, "enable_fp_fusion": True},
-    {"num_warps": 4, "enable_fp_fusion": True, "launch_pdl": True},
-)
+OPTIONS = ({"num_warps": WARPS, "enable_fp_fusion": True},)
 
 
 @triton.jit
@@ -76,28 +69,22 @@ def store_rows(ptr, stride, valid, values, ROWS: tl.constexpr, COLUMNS: tl.const
 
 # Numbers vary from call to call: without this their divisibility by 16 would recompile.  Strides, which are whole 8
 # elements, come in that unit, so that rows are always read 16 bytes at a time and added up in the same order.
-@triton.jit(do_not_specialize=range(11, 45))
-def gradients(q_ptr, k_ptr, v_ptr, out_ptr, dout_ptr, dq_ptr, dk_ptr, dv_ptr, lse_ptr, dlse_ptr, sums_ptr, stride_qb,
-              stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob,
-              stride_oh, stride_os, stride_db, stride_dh, stride_ds, stride_dqb, stride_dqh, stride_dqs, stride_dkb,
-              stride_dkh, stride_dks, stride_dvb, stride_dvh, stride_dvs, heads_kv, group, seqlen_q, seqlen_k, parts,
-              dlse_rows, window_left, window_right, eighths, eighths_v, MASKED: tl.constexpr, ALONE: tl.constexpr,
-              scale_log2, scale):  # fmt: skip
-    """dK and dV of a part of a head's keys, and what they add to dQ of the query rows of all heads that share them, STEP at a time."""
-    gdc_launch_dependents()
-    batch_head = tl.program_id(0) // parts
-    part = tl.program_id(0) % parts
-    batch, head = (batch_head // heads_kv).to(tl.int64), batch_head % heads_kv
+@triton.jit(do_not_specialize=range(10, 43))
+def gradients(q_ptr, k_ptr, v_ptr, out_ptr, dout_ptr, dq_ptr, dk_ptr, dv_ptr, lse_ptr, dlse_ptr, stride_qb, stride_qh,
+              stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+              stride_os, stride_db, stride_dh, stride_ds, stride_dqb, stride_dqh, stride_dqs, stride_dkb, stride_dkh,
+              stride_dks, stride_dvb, stride_dvh, stride_dvs, heads_kv, group, seqlen_q, seqlen_k, dlse_rows,
+              window_left, window_right, eighths, eighths_v, MASKED: tl.constexpr, scale_log2, scale):  # fmt: skip
+    """dK and dV of a head's keys, and dQ of the query rows of all heads that share them, STEP at a time."""
+    batch, head = (tl.program_id(0) // heads_kv).to(tl.int64), tl.program_id(0) % heads_kv
     # 64 bits: a tensor may hold more than 2^31 elements.
     k_ptr += (batch * stride_kb + head.to(tl.int64) * stride_kh) * 8
     v_ptr += (batch * stride_vb + head.to(tl.int64) * stride_vh) * 8
     dk_ptr += (batch * stride_dkb + head.to(tl.int64) * stride_dkh) * 8
     dv_ptr += (batch * stride_dvb + head.to(tl.int64) * stride_dvh) * 8
-    key = part * TILE_N
-    valid, at = seqlen_k - key, tl.cast(key, tl.int64) * 8
-    k = load_rows(k_ptr + at * stride_ks, stride_ks, valid, TILE_N, COLUMNS, True, eighths)
-    v = load_rows(v_ptr + at * stride_vs, stride_vs, valid, TILE_N, COLUMNS_V, True, eighths_v)
-    keys = key + tl.arange(0, TILE_N)[:, None]
+    k = load_rows(k_ptr, stride_ks, seqlen_k, TILE_N, COLUMNS, True, eighths)
+    v = load_rows(v_ptr, stride_vs, seqlen_k, TILE_N, COLUMNS_V, True, eighths_v)
+    keys = tl.arange(0, TILE_N)[:, None]
     dk = tl.zeros([TILE_N, COLUMNS], tl.float32)
     dv = tl.zeros([TILE_N, COLUMNS_V], tl.float32)
     for first in tl.range(0, group * seqlen_q, STEP, num_stages=STAGES):
@@ -127,54 +114,21 @@ def gradients(q_ptr, k_ptr, v_ptr, out_ptr, dout_ptr, dq_ptr, dk_ptr, dv_ptr, ls
         dv = tl.dot(p.to(q.dtype), dout, dv)
         dk = tl.dot(ds, q, dk)
         dq = tl.dot(ds.T, k)
-        if ALONE:
-            dq_at = rows_at(batch, heads, queries, stride_dqb, stride_dqh, stride_dqs, COLUMNS)
-            tl.store(
-                dq_ptr + dq_at, (dq * scale).to(dq_ptr.dtype.element_ty), mask=within(there[:, None], COLUMNS, eighths)
-            )
-        else:
-            first_row = (batch_head.to(tl.int64) * parts + part) * (group * seqlen_q)
-            sums = sums_ptr + (first_row + row[:, None]) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-            tl.store(sums, dq, mask=there[:, None])
-    store_rows(dv_ptr + at * stride_dvs, stride_dvs, valid, dv, TILE_N, COLUMNS_V, eighths_v)
-    store_rows(dk_ptr + at * stride_dks, stride_dks, valid, dk * scale, TILE_N, COLUMNS, eighths)
-
-
-@triton.jit(do_not_specialize=range(2, 10))
-def add_parts(sums_ptr, dq_ptr, stride_dqb, stride_dqh, stride_dqs, heads_kv, group, seqlen_q, parts, eighths, scale_log2,
-              scale):  # fmt: skip
-    """dQ of SUM_ROWS query rows: what the parts of the keys add to it, always in the same order."""
-    gdc_wait()
-    rows = group * seqlen_q
-    blocks = tl.cdiv(rows, SUM_ROWS)
-    batch_head = tl.program_id(0) // blocks
-    row = tl.program_id(0) % blocks * SUM_ROWS + tl.arange(0, SUM_ROWS)
-    there = row < rows
-    at = row[None, :, None] * COLUMNS + tl.arange(0, COLUMNS)[None, None, :]
-    number = tl.arange(0, SUM_PARTS)
-    dq = tl.zeros([SUM_ROWS, COLUMNS], tl.float32)
-    for part in tl.range(0, parts, SUM_PARTS):
-        first_row = (batch_head.to(tl.int64) * parts + part + number) * rows
-        mask = (part + number < parts)[:, None, None] & there[None, :, None]
-        dq += tl.sum(tl.load(sums_ptr + first_row[:, None, None] * COLUMNS + at, mask=mask, other=0.0), 0)
-    batch, head = (batch_head // heads_kv).to(tl.int64), batch_head % heads_kv
-    dq_at = rows_at(batch, head * group + row // seqlen_q, row % seqlen_q, stride_dqb, stride_dqh, stride_dqs, COLUMNS)
-    tl.store(dq_ptr + dq_at, (dq * scale).to(dq_ptr.dtype.element_ty), mask=within(there[:, None], COLUMNS, eighths))
+        dq_at = rows_at(batch, heads, queries, stride_dqb, stride_dqh, stride_dqs, COLUMNS)
+        tl.store(
+            dq_ptr + dq_at, (dq * scale).to(dq_ptr.dtype.element_ty), mask=within(there[:, None], COLUMNS, eighths)
+        )
+    store_rows(dv_ptr, stride_dvs, seqlen_k, dv, TILE_N, COLUMNS_V, eighths_v)
+    store_rows(dk_ptr, stride_dks, seqlen_k, dk * scale, TILE_N, COLUMNS, eighths)
 
 
 def workspaces(q, k, v, terms, window_left, window_right):
-    """Sums of dQ, one for each program's keys; None where a program has them all."""
-    (batch, heads_q, seqlen_q, _), (_, heads_kv, seqlen_k, _) = q.shape, k.shape
-    parts = triton.cdiv(seqlen_k, TILE_N.value)
-    return (
-        terms.new_empty((batch * heads_kv, parts, heads_q // max(heads_kv, 1) * seqlen_q, COLUMNS.value))
-        if parts > 1
-        else None,
-    )
+    """What launches need beside terms: nothing."""
+    return ()
 
 
-def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, sums, window_left, window_right):
-    """(kernel, grid, arguments but the scales) of the launches, () for empty tensors; ValueError for what they do not take."""
+def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, window_left, window_right):
+    """(kernel, grid, arguments but the scales) of the launch, () for empty tensors; ValueError for what it does not take."""
     if min(window_left, window_right) < -1:
         raise ValueError(f"window: expected limits of at least -1 (none), got ({window_left}, {window_right})")
     if len(q.shape) != 4 or len(k.shape) != 4 or q.shape[1] != q.shape[1] // max(k.shape[1], 1) * k.shape[1]:
@@ -195,6 +149,8 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, sums, window_left, wi
     group = heads_q // max(heads_kv, 1)
     if group * seqlen_q > MOST_ROWS:
         raise ValueError(f"q: expected up to {MOST_ROWS} rows of a key/value head, got {group * seqlen_q}")
+    if seqlen_k > TILE_N.value:
+        raise ValueError(f"k: expected up to {TILE_N.value} keys, got {seqlen_k}")
     dlse_or_any = lse if dlse is None else dlse
     for name, x in (("lse", lse), ("dlse", dlse_or_any)):
         if (tuple(x.shape), str(x.dtype), x.device) != (rows, "torch.float32", q.device) or not x.is_contiguous():
@@ -210,28 +166,16 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, sums, window_left, wi
     eighths, eighths_v = (
         None if n == columns.value else n // 8 for n, columns in ((q.shape[3], COLUMNS), (v.shape[3], COLUMNS_V))
     )
-    parts = 1 if sums is None else sums.shape[1]
     tensors = (q, k, v, out, dout, dq, dk, dv)
-    arguments = (
-        *tensors,
-        lse,
-        dlse_or_any,
-        lse if sums is None else sums,
-        *(n // 8 for x in tensors for n in x.stride()[:3]),
-    )
-    sizes = (heads_kv, group, seqlen_q, seqlen_k, parts, 0 if dlse is None else seqlen_q, window_left, window_right)
-    made = ((gradients, (parts * batch * heads_kv, 1, 1), (*arguments, *sizes, eighths, eighths_v, hides, parts == 1)),)
-    if parts > 1:
-        blocks = triton.cdiv(group * seqlen_q, SUM_ROWS.value)
-        for_sums = (sums, dq, *(n // 8 for n in dq.stride()[:3]), heads_kv, group, seqlen_q, parts, eighths)
-        made += ((add_parts, (blocks * batch * heads_kv, 1, 1), for_sums),)
-    return made
+    arguments = (*tensors, lse, dlse_or_any, *(n // 8 for x in tensors for n in x.stride()[:3]))
+    sizes = (heads_kv, group, seqlen_q, seqlen_k, 0 if dlse is None else seqlen_q, window_left, window_right)
+    return ((gradients, (batch * heads_kv, 1, 1), (*arguments, *sizes, eighths, eighths_v, hides)),)
 
 
 def launch(q, k, v, out, lse, dout, dq, dk, dv, scale, window_left=-1, window_right=-1, dlse=None, terms=None):
     """Write the gradients of launch(q, k, v, out, lse, scale) of the forward pass to `dq`, `dk` and `dv`.
 
-    q, dq: (batch, heads_q, seqlen_q, 64), k, dk: (batch, heads_kv, seqlen_k, 64), heads_q / heads_kv * seqlen_q up to MOST_ROWS; v, dv, out, dout: the same
+    q, dq: (batch, heads_q, seqlen_q, 64), k, dk: (batch, heads_kv, seqlen_k, 64), heads_q / heads_kv * seqlen_q up to MOST_ROWS, seqlen_k up to TILE_N; v, dv, out, dout: the same
     with 64; all bf16 or all fp16, unit last stride, rows that start at 16 bytes; or with fewer columns, a multiple of 8.  lse, as the forward
     pass wrote it, and dlse, its gradient where it has one: (batch, heads_q, seqlen_q), float32, contiguous.  terms: not used.
     window_left, window_right: keys before and after the diagonal that a row sees, -1 for no limit.

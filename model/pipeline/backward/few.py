@@ -4,7 +4,7 @@ Programs have a part of the keys each.  Of a step's keys S^T = K Q^T and dP^T = 
 dQ^T = K^T dS^T stays in registers until the part is over; a second launch adds the parts up.  So to a program the problem is one of as many
 sequences as there are parts, whose keys are a part's.
 
-Where a program has some keys and walks over rows it is the same with both changed over (`changed_over`).
+Where a program has all keys and walks over rows it is the same with both changed over (`changed_over`), in one part.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from tilecast.model.kernel.variants.hopper.few_backward import (
     FewBackwardVariant,
     changed_over,
     columns,
-    key_parts,
     registers,
     rows_of,
     shared_bytes,
@@ -77,11 +76,9 @@ def build(workload: Workload, variant: FewBackwardVariant, machine: Machine) -> 
         "gradients", "queries", _pipeline(w, v, machine, parts), 2.0 * (3 * w.head_dim_qk + 2 * w.head_dim_v),
         step_bytes=v.tile_n * row, row_bytes=row, problem=seen, instructions=instructions(w, v),
     )  # fmt: skip
-    # Where programs walk over rows each leaves what its keys add.
-    parts = key_parts(variant, workload) if variant.step else parts
     if parts == 1:
         return kernels.BackwardPass((main,))
-    elements = float(workload.batch * w.heads_kv * rows_of(workload) * w.head_dim_qk)
+    elements = float(w.batch * w.heads_kv * rows * w.head_dim_qk)
     rounds = -(-parts // _SUM_PARTS)
     added = kernels.RowKernel(
         "sum of dQ", parts * elements * kernels.FLOAT, elements * w.dtype_bytes, instructions=sum(_SUM),

@@ -34,7 +34,7 @@ class FewBackwardVariant:
     tile_n: int = 64
     warps: int = 8
     stages: int = 2
-    #: Query rows of a step where a program has ``tile_n`` keys and walks over rows; 0: it has all rows.
+    #: Query rows of a step where a program has all keys and walks over rows; 0: it has all rows.
     step: int = 0
 
 
@@ -43,24 +43,15 @@ def rows_of(workload: Workload) -> int:
     return workload.group_size * workload.seqlen_q
 
 
-def key_parts(variant: FewBackwardVariant, workload: Workload) -> int:
-    """Programs that the keys of a head are divided among where each has ``tile_n`` of them and walks over rows."""
-    return -(-workload.seqlen_k // variant.tile_n)
-
-
 def changed_over(variant: FewBackwardVariant, workload: Workload) -> tuple[FewBackwardVariant, Workload]:
-    """What a program that has some keys and walks over rows is to one that has all rows and walks over keys: both change places.
+    """What a program that has all keys and walks over rows is to one that has all rows and walks over keys: both change places.
 
-    As many products and bytes: dK and dV stay in place of dQ, and a step's Q, O, dO and dQ come and go in place of K, V, dK and dV.  Each
-    part of the keys is a sequence.
+    As many products and bytes: dK and dV stay in place of dQ, and a step's Q, O, dO and dQ come and go in place of K, V, dK and dV.
     """
     v, w = variant, workload
     if not v.step:
         return v, w
-    turned = replace(
-        w, batch=w.batch * key_parts(v, w), heads_q=w.heads_kv, seqlen_q=v.tile_n, seqlen_k=rows_of(w), mask="none",
-        window=None,
-    )  # fmt: skip
+    turned = replace(w, heads_q=w.heads_kv, seqlen_q=v.tile_n, seqlen_k=rows_of(w), mask="none", window=None)
     return replace(v, rows=v.tile_n, tile_n=v.step, step=0), turned
 
 
@@ -104,6 +95,8 @@ def legality(variant: FewBackwardVariant, workload: Workload, machine: Machine) 
         return Verdict(f"warps must be {WARPS[0]} or {WARPS[1]}, got {v.warps}", f"use warps={WARPS[0]}")
     if rows_of(workload) > v.rows:
         return over_limit("query rows of a key/value head", rows_of(workload), v.rows, "rows", "use another family")
+    if v.step and workload.seqlen_k > v.tile_n:
+        return over_limit("keys of a program that walks over rows", workload.seqlen_k, v.tile_n, "keys", "use step=0")
     v, workload = changed_over(v, workload)
     need, limit = shared_bytes(v, workload), machine["smem.per_cta_bytes"] - _MARGIN
     if need > limit:

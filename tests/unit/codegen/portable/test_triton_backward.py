@@ -151,8 +151,6 @@ def cases() -> list[Case]:
             Case((64, 64), mask, (33, 61), heads=(6, 2), window=window, few=True, walks=True, batch=2),
             Case((40, 40), mask, (19, 19), heads=(7, 1), window=window, few=True, walks=True),
             Case((64, 64), mask, (50, 9), heads=(3, 1), window=window, few=True, walks=True, lse=False),
-            Case((64, 64), mask, (20, 150), heads=(8, 1), window=window, few=True, walks=True, batch=2),
-            Case((40, 40), mask, (33, 97), heads=(6, 2), window=window, few=True, walks=True),
             Case((64, 64), mask, (4, 70), window=window, few=True, scale=1e-44),
         ]
         found.append(Case((64, 64), mask, (40, 37), heads=(2, 1), window=window, lse=False))
@@ -389,6 +387,11 @@ def test_few_rows_are_told_from_many_and_need_no_terms(tmp_path: Path) -> None:
             launch(q, k, k, q, torch.zeros(1, 6, 11), q, q, k, k, 0.125)
         with pytest.raises(ValueError, match=re.escape("window: expected limits of at least -1 (none), got (-2, 0)")):
             launch(q, k, k, q, torch.zeros(1, 6, 11), q, q, k, k, 0.125, -2, 0)
+    path = tmp_path / "walks.py"
+    path.write_text(source_of_few((64, 64), WALKS))
+    long = torch.zeros(1, 1, 65, 64, dtype=torch.float16)
+    with pytest.raises(ValueError, match="k: expected up to 64 keys, got 65"):
+        module_of(path).launch(q, long, long, q, torch.zeros(1, 6, 11), q, q, long, long, 0.125)
 
 
 @pytest.mark.parametrize(
@@ -401,6 +404,7 @@ def test_few_rows_are_told_from_many_and_need_no_terms(tmp_path: Path) -> None:
         (FewBackwardVariant(tile_n=96), Workload(1, 8, 8, 8, 512), "h200-sxm", "tile_n must be a power of two of at least 64"),
         (FewBackwardVariant(stages=3), Workload(1, 8, 8, 64, 512, 256, 256), "h200-sxm", "shared memory"),
         (FewBackwardVariant(tile_n=128, warps=4), Workload(1, 8, 8, 64, 512), "h200-sxm", "registers"),
+        (WALKS, Workload(1, 8, 1, 44, 65), "h200-sxm", "keys of a program that walks over rows needs 65 keys but the limit is 64"),
         (replace(WALKS, step=48), Workload(1, 8, 1, 40, 60), "h200-sxm", "step must be a power of two of at least 64, got 48"),
     ],
 )  # fmt: skip
