@@ -35,6 +35,8 @@ _BOXES = (
     ("made_dk", "KEYS"),
     ("made_dv", "KEYS"),
 )
+#: Sums of a tile of dQ that add_chains asks for at a time, and registers of a thread that has them all.
+_ASKED, _SUM_REGISTERS = 8, 96
 _SIZES = ("seqlen_q", "seqlen_k", "heads_q", "group", "part", "heads", "abreast", "padded", "chains")
 _WINDOW = ("window_left", "window_right")
 
@@ -163,6 +165,21 @@ class HopperBackward(RowTerms, PartSums):
     def dq_chains(self) -> str:
         """The function that says how many chains a head's blocks of keys go by."""
         return getsource(fa3_backward.dq_chains)
+
+    @property
+    def asked(self) -> int:
+        """Sums of a tile of dQ that are asked for at a time."""
+        return _ASKED
+
+    @property
+    def sum_registers(self) -> int:
+        """Registers of a thread that adds them up: told of no number, the compiler spares some and asks for one after the other."""
+        return _SUM_REGISTERS
+
+    @property
+    def dq_sums(self) -> str:
+        """The function that says how many sums a block of dQ has."""
+        return getsource(fa3_backward.dq_sums)
 
     @property
     def heads_abreast(self) -> str:
@@ -295,12 +312,21 @@ class HopperBackward(RowTerms, PartSums):
     def workspaces_statements(self) -> tuple[str, ...]:
         """Statements that return what launches need beside terms."""
         count = "blocks = padded // TILE_M.value"
-        steps = "blocks * triton.cdiv(heads_q // heads_kv, parts)"
-        chains = f"dq_chains(heads_kv * parts, {steps}, triton.cdiv(seqlen_k, TILE_N.value))"
+        sizes = "blocks * triton.cdiv(heads_q // heads_kv, parts), triton.cdiv(seqlen_k, TILE_N.value)"
+        seen = "max(seqlen_k - seqlen_q, 0) // TILE_N.value" if self.mask == "causal" else "sizes[1]"
         return (
             f"padded = terms.shape[{2 if self.in_pieces else 3}]",
             count,
-            *((f"blocks *= {chains} if heads_kv else 1",) if self.chained else ()),
+            *(
+                (
+                    "if heads_kv:",
+                    f"    sizes = {sizes}",
+                    "    chains = dq_chains(heads_kv * parts, *sizes)",
+                    f"    blocks *= dq_sums(chains, batch * heads_kv * parts, *sizes, {seen})",
+                )
+                if self.chained
+                else ()
+            ),
             "sums = terms.new_empty((batch, heads_q, blocks * SUM_ROWS.value, SUM_COLUMNS.value))",
             "counters = terms.new_empty((batch * heads_q * blocks + 1,))",
             f"return dk_parts, dv_parts, sums, counters{', terms.new_empty((batch, heads_q, padded))' if self.keeps_deltas else ''}",

@@ -50,6 +50,8 @@ class Gradient:
     with_dlse: bool = False
     #: Whether programs may add to dQ in any order.
     any_order: bool = False
+    #: Whether each block of keys has a sum of dQ of its own, which the rule gives to few programs; else they add in turn.
+    own_sums: bool = False
     gaps: bool = False
     again: bool = False
     mode: str = "late"
@@ -66,7 +68,7 @@ class Gradient:
         """For messages, and for ``--case``."""
         words = [
             f"{self.rows}x{self.keys}", f"batch {self.batch}", f"heads {self.heads[0]}/{self.heads[1]}", self.dtype, f"{self.kind} inputs",
-            self.mode + (f" (seed {self.seed})" if self.mode == "random" else ""), *(["dlse"] if self.with_dlse else []), *(["any order"] if self.any_order else []),
+            self.mode + (f" (seed {self.seed})" if self.mode == "random" else ""), *(["dlse"] if self.with_dlse else []), *(["any order"] if self.any_order else []), *(["own sums"] if self.own_sums else []),
             *([f"{self.sms} SMs"] if self.sms < _SHARING_SMS else []),
             *([f"scale {self.scale:g}"] if self.scale is not None else []),
             *(["{} and {} columns fewer".format(*self.fewer)] if any(self.fewer) else []),
@@ -125,6 +127,10 @@ class BackwardBench(LaunchBench):
             chained = replace(base, name="sums by chains", rows=9, keys=16 * n + 7)
             yield from (chained, replace(chained, heads=(2, 1), rows=m + 3, any_order=True, mode="random", seed=5))
             yield replace(chained, rows=16 * n + m + 9, dtype="bf16")
+            alone = replace(base, name="sums of blocks", rows=m + 9, keys=11 * n + 7, heads=(2, 1), own_sums=True)
+            yield from (alone, replace(alone, keys=2 * n + 60, batch=2, dtype="bf16", mode="random", seed=6))
+            yield replace(alone, rows=3 * n + 5, keys=3 * n + 60, any_order=True, with_dlse=True, again=True)
+            yield replace(alone, rows=3 * n + m, keys=n + 9, sms=1)
         if self._mask == "window":
             yield from self._windows(replace(base, name="windows", heads=(2, 1), kind="flat"), m, n)
         # Keys beyond the last one, which score 0, would weigh infinitely much.
@@ -207,6 +213,8 @@ class BackwardBench(LaunchBench):
             more: dict[str, Any] = {"dlse": tensors["dlse"]} if problem.with_dlse else {}
             more |= {"deterministic": False} if problem.any_order else {}
             launch = self.loaded.module.launch
+            if hasattr(self.loaded.module, "dq_sums"):
+                self.loaded.module.__dict__["dq_sums"] = _sums_of_blocks if problem.own_sums else _sums_of_chains
             session = self.loaded.session
             session.sums_in_order = not problem.any_order
             if session.far_launches is None:
@@ -306,6 +314,16 @@ class BackwardBench(LaunchBench):
                 *((f"scale={scale:g}", call("scale", functools.partial(always, scale))) for scale in (0.0, -0.1, float("nan"), 3e38)),
             ],
         )  # fmt: skip
+
+
+def _sums_of_chains(chains: int, *_: int) -> int:
+    """What a kernel's host says where programs add in turn."""
+    return chains
+
+
+def _sums_of_blocks(chains: int, heads: int, steps: int, key_blocks: int, *_: int) -> int:
+    """The same where each block of keys has a sum of its own: of up to 15, more go by several chains."""
+    return key_blocks if chains == 1 and key_blocks < 16 else chains
 
 
 def _inputs(

@@ -79,7 +79,7 @@ OPTIONS = (  # of the kernels, in the order of their launches; level 2 of the re
         "launch_pdl": True,
         "ptx_options": "--regAllocOptLevel=4",
     },
-    {"num_warps": 4, "enable_fp_fusion": True},
+    {"num_warps": 4, "maxnreg": 96, "enable_fp_fusion": True},
     {"num_warps": 4, "enable_fp_fusion": True, "launch_pdl": True},
 )
 
@@ -713,6 +713,15 @@ def round_dq(sums_ptr, dq_ptr, counters_ptr, stride_dqb, stride_dqh, stride_dqs,
     tl.store(pointers, dq, mask=within(row + rows < seqlen_q, HEAD_DIM, eighths))
 
 
+@triton.jit
+def sum_of_chain(sums_ptr, counters_ptr, first, blocks, chain, chains, at):
+    """An eighth of a tile as a chain has it, and how many programs have added to that; of no chain, none."""
+    place, there = first + chain * blocks, chain < chains
+    count = tl.load(counters_ptr + 1 + place, mask=there, other=0.0).to(tl.int32, bitcast=True)
+    # Also where nothing was added, so that no load waits for another.
+    return tl.load(sums_ptr + place * (SUM_ROWS * SUM_COLUMNS) + at, mask=there, other=0.0), count
+
+
 @triton.jit(do_not_specialize=range(3, 11))
 def add_chains(sums_ptr, dq_ptr, counters_ptr, stride_dqb, stride_dqh, stride_dqs, heads_q, seqlen_q, padded, chains,
                eighths, scale_log2, scale):  # fmt: skip
@@ -723,16 +732,29 @@ def add_chains(sums_ptr, dq_ptr, counters_ptr, stride_dqb, stride_dqh, stride_dq
     eighth = tl.program_id(0) % 8
     block = tl.program_id(0) // 8 % blocks
     batch_head = (tl.program_id(0) // 8 // blocks).to(tl.int64)
-    number = tl.arange(0, 4)
-    row = tl.arange(0, SUM_ROWS // 8)[None, :, None]
-    at = (eighth * (SUM_ROWS // 8) + row) * SUM_COLUMNS + tl.arange(0, SUM_COLUMNS)[None, None, :]
-    sums = tl.zeros([SUM_ROWS // 8, SUM_COLUMNS], tl.float32)
-    for chain in range(0, chains, 4):
-        place = (batch_head * chains + chain + number) * blocks + block
-        count = tl.load(counters_ptr + 1 + place, mask=chain + number < chains, other=0.0).to(tl.int32, bitcast=True)
-        of_chain = sums_ptr + place[:, None, None] * (SUM_ROWS * SUM_COLUMNS)
-        # Nothing was added to a chain of which the queries see no key.
-        sums += tl.sum(tl.load(of_chain + at, mask=(count > 0)[:, None, None], other=0.0), 0)
+    first = batch_head * chains * blocks + block
+    row = tl.arange(0, SUM_ROWS // 8)[:, None]
+    at = (eighth * (SUM_ROWS // 8) + row) * SUM_COLUMNS + tl.arange(0, SUM_COLUMNS)[None, :]
+    # The first block of keys that the queries see is in the first chain.
+    sums, count = sum_of_chain(sums_ptr, counters_ptr, first, blocks, 0, chains, at)
+    sums = tl.where(count > 0, sums, 0.0)
+    for chain in range(1, chains, 8):
+        sum0, count0 = sum_of_chain(sums_ptr, counters_ptr, first, blocks, chain, chains, at)
+        sum1, count1 = sum_of_chain(sums_ptr, counters_ptr, first, blocks, chain + 1, chains, at)
+        sum2, count2 = sum_of_chain(sums_ptr, counters_ptr, first, blocks, chain + 2, chains, at)
+        sum3, count3 = sum_of_chain(sums_ptr, counters_ptr, first, blocks, chain + 3, chains, at)
+        sum4, count4 = sum_of_chain(sums_ptr, counters_ptr, first, blocks, chain + 4, chains, at)
+        sum5, count5 = sum_of_chain(sums_ptr, counters_ptr, first, blocks, chain + 5, chains, at)
+        sum6, count6 = sum_of_chain(sums_ptr, counters_ptr, first, blocks, chain + 6, chains, at)
+        sum7, count7 = sum_of_chain(sums_ptr, counters_ptr, first, blocks, chain + 7, chains, at)
+        sums = tl.where(count0 > 0, sums + sum0, sums)
+        sums = tl.where(count1 > 0, sums + sum1, sums)
+        sums = tl.where(count2 > 0, sums + sum2, sums)
+        sums = tl.where(count3 > 0, sums + sum3, sums)
+        sums = tl.where(count4 > 0, sums + sum4, sums)
+        sums = tl.where(count5 > 0, sums + sum5, sums)
+        sums = tl.where(count6 > 0, sums + sum6, sums)
+        sums = tl.where(count7 > 0, sums + sum7, sums)
     dq = tl.permute(sums.reshape([8, 4, 2, 4, 2, 2]), (4, 1, 2, 0, 3, 5)).reshape([16, 64]) * scale
     rows = block * TILE_M + eighth % 4 * 16 + tl.arange(0, 16)[:, None]
     columns = eighth // 4 * 64 + tl.arange(0, 64)[None, :]
@@ -752,6 +774,17 @@ def dq_chains(heads: int, steps: int, key_blocks: int) -> int:
     (`heads_abreast`).  A chain has 8 blocks at least: its sum is written and read once more.
     """
     return max(1, min(264 // ((steps + 2) * heads), key_blocks // 8))
+
+
+def dq_sums(chains: int, heads: int, steps: int, key_blocks: int, seen_by_all: int) -> int:
+    """Sums of a block of dQ: one for each chain; where there is one chain, one for each block of keys if programs would wait for each other.
+
+    The sums of blocks are added up in the order of the blocks and have the bits of programs that add in turn, so the batch may decide:
+    `heads` of dK and dV are all of a launch.  Nobody waits then, and each sum is written and read once more.  With a causal mask programs of
+    later keys have fewer steps and wait for nothing; `seen_by_all`: blocks of keys that all queries see.
+    """
+    waits = 2 * seen_by_all >= key_blocks and 264 // ((steps + 2) * heads) > 1
+    return key_blocks if chains == 1 and waits else chains
 
 
 def heads_abreast(
@@ -852,13 +885,10 @@ def workspaces(q, k, v, terms, window_left, window_right):
     dk_parts, dv_parts = (q.new_empty((*rows, width)) if parts > 1 else None for width in (128, 128))
     padded = terms.shape[2]
     blocks = padded // TILE_M.value
-    blocks *= (
-        dq_chains(
-            heads_kv * parts, blocks * triton.cdiv(heads_q // heads_kv, parts), triton.cdiv(seqlen_k, TILE_N.value)
-        )
-        if heads_kv
-        else 1
-    )
+    if heads_kv:
+        sizes = blocks * triton.cdiv(heads_q // heads_kv, parts), triton.cdiv(seqlen_k, TILE_N.value)
+        chains = dq_chains(heads_kv * parts, *sizes)
+        blocks *= dq_sums(chains, batch * heads_kv * parts, *sizes, sizes[1])
     sums = terms.new_empty((batch, heads_q, blocks * SUM_ROWS.value, SUM_COLUMNS.value))
     counters = terms.new_empty((batch * heads_q * blocks + 1,))
     return dk_parts, dv_parts, sums, counters, terms.new_empty((batch, heads_q, padded))

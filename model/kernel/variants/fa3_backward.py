@@ -119,6 +119,17 @@ def dq_chains(heads: int, steps: int, key_blocks: int) -> int:
     return max(1, min(264 // ((steps + 2) * heads), key_blocks // 8))
 
 
+def dq_sums(chains: int, heads: int, steps: int, key_blocks: int, seen_by_all: int) -> int:
+    """Sums of a block of dQ: one for each chain; where there is one chain, one for each block of keys if programs would wait for each other.
+
+    The sums of blocks are added up in the order of the blocks and have the bits of programs that add in turn, so the batch may decide:
+    `heads` of dK and dV are all of a launch.  Nobody waits then, and each sum is written and read once more.  With a causal mask programs of
+    later keys have fewer steps and wait for nothing; `seen_by_all`: blocks of keys that all queries see.
+    """
+    waits = 2 * seen_by_all >= key_blocks and 264 // ((steps + 2) * heads) > 1
+    return key_blocks if chains == 1 and waits else chains
+
+
 def heads_abreast(
     most: int,
     rows: int,
@@ -168,6 +179,16 @@ def chains(variant: Fa3BackwardVariant, workload: Workload, parts: int = 1) -> i
         return 1
     steps = -(-w.seqlen_q // variant.tile_m) * -(-w.group_size // parts)
     return dq_chains(w.heads_kv * parts, steps, -(-w.seqlen_k // TILE_N))
+
+
+def sums(variant: Fa3BackwardVariant, workload: Workload, parts: int = 1) -> int:
+    """`dq_sums` of a problem likewise."""
+    w = workload
+    if w.mask == "window" or not variant.persistent:
+        return 1
+    steps, blocks = -(-w.seqlen_q // variant.tile_m) * -(-w.group_size // parts), -(-w.seqlen_k // TILE_N)
+    seen = max(w.seqlen_k - w.seqlen_q, 0) // TILE_N if w.mask == "causal" else blocks
+    return dq_sums(chains(variant, w, parts), w.batch * w.heads_kv * parts, steps, blocks, seen)
 
 
 def piece_slots(variant: Fa3BackwardVariant) -> int:

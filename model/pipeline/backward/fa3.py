@@ -37,6 +37,7 @@ from tilecast.model.kernel.variants.fa3_backward import (
     loaded_terms,
     piece_bytes,
     piece_slots,
+    sums,
     thirds,
 )
 from tilecast.model.kernel.workload import Workload
@@ -66,19 +67,20 @@ def build(workload: Workload, variant: Fa3BackwardVariant, machine: Machine) -> 
     terms = loaded_terms(v) * kernels.FLOAT + piece_bytes(v)
     moving = (w.head_dim_qk + w.head_dim_v) * w.dtype_bytes + terms
     parts = parts_of(w, TILE_N, ONCE_ROWS, 0.0, machine)
-    sums = chains(v, w, parts)
+    made, by_chains = sums(v, w, parts), chains(v, w, parts)
+    # Of the blocks before one of its chain only every so many-th holds it up; with a sum for each block none does.
+    turn = turn / made if made == by_chains else 0.0
     main = kernels.LoopKernel(
         "gradients", "keys", pipeline, 2.0 * (3 * w.head_dim_qk + 2 * w.head_dim_v),
-        step_bytes=v.tile_m * moving, added_bytes=tile, row_bytes=moving, sum_row_bytes=sums * w.head_dim_qk * kernels.FLOAT,
-        # Of the blocks before one of its chain only every so many-th holds it up.
-        heads_abreast=abreast(v, w, parts), turn_cycles=turn / sums, query_heads=-(-w.group_size // parts), parts=parts,
+        step_bytes=v.tile_m * moving, added_bytes=tile, row_bytes=moving, sum_row_bytes=made * w.head_dim_qk * kernels.FLOAT,
+        heads_abreast=abreast(v, w, parts), turn_cycles=turn, query_heads=-(-w.group_size // parts), parts=parts,
         turnaround_cycles=_turnaround(w, v, machine) if v.persistent else None,
     )  # fmt: skip
     return kernels.BackwardPass(
         (
             kernels.row_terms(w, v.tile_m, terms),
             main,
-            kernels.round_sums(w, sums),
+            kernels.round_sums(w, made),
             *kernels.sum_parts(w, parts, beside=True),
         )
     )
