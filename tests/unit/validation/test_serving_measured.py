@@ -32,7 +32,9 @@ def test_steps_are_within_the_gate(report) -> None:
 SHOWN = {
     "h200_serving.csv": (87, 0.055, 0.15),
     # Measured with L2 full of written data.
-    "h200_chunks.csv": (16, 0.05, 0.11),
+    # Of prefill's kernels before 2026-11-28, when one warp took tiles and copied: 4.3 % with the loops of then, of which parted ones at 64
+    # columns took a third longer than today's.
+    "h200_chunks.csv": (16, 0.085, 0.23),
     "h200_decode_e4m3_hopper.csv": (40, 0.065, 0.16),
     # Of the latent kernel before 2026-11-28, which took up to three fifths as long again for few rows; 13.9 % until 2026-11-29, when
     # the clock of a launch became that of its length at that clock (h200_mla.csv, of what ships: 6.5 and then 6.8 %).
@@ -42,10 +44,10 @@ SHOWN = {
     # Of the decode kernel before 2026-11-28, which took 1 to 6 % longer where both were timed, as the drawn tables' decodes are.
     "h100_decode_runs.csv": (33, 0.02, 0.06),
     # Problems drawn by a rule, in view when rules were looked for; prefill's kernels have changed as well.
-    "h200_serving_drawn.csv": (38, 0.09, 0.35),
-    "h200_serving_drawn_2.csv": (17, 0.095, 0.31),
+    "h200_serving_drawn.csv": (35, 0.085, 0.30),
+    "h200_serving_drawn_2.csv": (10, 0.08, 0.16),
     # Seen by nobody before it was measured.
-    "h200_serving_drawn_4.csv": (29, 0.08, 0.29),
+    "h200_serving_drawn_4.csv": (23, 0.06, 0.19),
 }
 
 
