@@ -1623,9 +1623,7 @@ def _dealing(batch, heads_kv, group, seqlen_q, seqlen_k, sms, tokens, least, lef
         own = -(-(count * TILE_M.value // group) // TILE_N.value) * TILE_N.value if alike else keys
         wanted[count] = _wanted(count * heads_kv, min(keys, own))
     most, total = wanted[tiles], batch * tiles
-    # Where q has as many rows as if all sequences were the longest, they are taken to be.
-    even = tokens is None or tokens >= batch * min(seqlen_q, tokens)
-    if not even:
+    if tokens is not None and batch > 1:
         # Sequences of any lengths up to the longest, fewest rows and in all as many queries.
         most = max(wanted.values())
         total = min(total, tokens * group // TILE_M.value + batch, tokens * group // least)
@@ -1634,9 +1632,9 @@ def _dealing(batch, heads_kv, group, seqlen_q, seqlen_k, sms, tokens, least, lef
         return 0, 0, total, 1
     slots = total * most
     few = 3 * -(-total // sms) * most <= 4 * -(-slots // sms)
-    if even:
-        # Where a list says fewer queries after all, there is room for what its sequence leaves.
-        slots = batch * max(count * parts for count, parts in wanted.items()) * heads_kv
+    if batch == 1:
+        # One sequence is taken to have all of q's queries; where its list says fewer there is room for what it leaves.
+        slots = max(count * parts for count, parts in wanted.items()) * heads_kv
     if few or slots * WARPGROUPS.value * UNIT.value > MOST_NUMBERS:
         how = 1 if batch == 1 else 3
         return how, CHAINED.value * sms + (min(PLACES.value, slots) if how == 3 else 0), total, most
