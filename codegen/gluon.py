@@ -80,6 +80,11 @@ class GluonKernel(ABC):
         return f"range({first + 2}, {first + len(OUTPUTS) + len(self.sizes)})"
 
 
+def quoted(names: Iterable[str]) -> str:
+    """Names as a list of strings."""
+    return "[" + ", ".join(f'"{name}"' for name in names) + "]"
+
+
 def in_lines(text: str, first: str, last: str, width: int = _WIDTH) -> str:
     """``first``, arguments and ``last``, in lines that begin below the first argument."""
     if len(first + text + last) <= width:

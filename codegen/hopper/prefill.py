@@ -10,7 +10,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tilecast.codegen.gluon import in_lines
+from tilecast.codegen.gluon import in_lines, quoted
 from tilecast.codegen.hopper.forward_form import Piece
 from tilecast.codegen.hopper.forward_kernel import HopperKernel
 from tilecast.codegen.hopper.serving import EIGHTHS, FACTOR_STRIDES, FACTORS, POINTERS, STRIDES, own_copies
@@ -171,7 +171,7 @@ class HopperPrefillKernel(HopperKernel):
     @property
     def unspecialized(self) -> str:
         """Numbers that the compiled code must not depend on."""
-        return "[" + ", ".join(f'"{name}"' for name in self._sizes) + "]"
+        return quoted(self._sizes)
 
     @property
     def _sizes(self) -> tuple[str, ...]:
@@ -196,7 +196,7 @@ class HopperPrefillKernel(HopperKernel):
     @property
     def join_unspecialized(self) -> str:
         """Numbers that the code of the launch that merges must not depend on."""
-        return "[" + ", ".join(f'"{name}"' for name in self._join_sizes) + "]"
+        return quoted(self._join_sizes)
 
     @property
     def _join_sizes(self) -> tuple[str, ...]:

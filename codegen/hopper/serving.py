@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import ClassVar
 
-from tilecast.codegen.gluon import in_lines
+from tilecast.codegen.gluon import in_lines, quoted
 from tilecast.codegen.masks import SEEN_OF_SEQUENCE
 from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.hopper import runs
@@ -187,7 +187,7 @@ class HopperServingKernel:
     @property
     def unspecialized(self) -> str:
         """Numbers that the compiled code must not depend on."""
-        return "[" + ", ".join(f'"{name}"' for name in self._sizes) + "]"
+        return quoted(self._sizes)
 
     @property
     def _sizes(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 
-from tilecast.codegen.gluon import in_lines
+from tilecast.codegen.gluon import in_lines, quoted
 from tilecast.codegen.portable import forward as triton_portable
 from tilecast.codegen.render import render
 from tilecast.model.kernel.header import header_text
@@ -45,12 +45,12 @@ class CopyKernel:
     def unspecialized(self) -> str:
         """Numbers that the compiled code must not depend on."""
         numbers = (f"{name}_{size}" for name in self.names for size in _SIZES)
-        return _texts(*numbers, *(f"end_{name}" for name in self.names))
+        return quoted((*numbers, *(f"end_{name}" for name in self.names)))
 
     @property
     def unaligned(self) -> str:
         """Pointers that may start anywhere."""
-        return _texts(*(f"{name}_ptr" for name in self.names))
+        return quoted(f"{name}_ptr" for name in self.names)
 
     @property
     def signature(self) -> str:
@@ -58,10 +58,6 @@ class CopyKernel:
         names = [f"{self.of(name)}, end_{name}" for name in self.names]
         flags = [f"ALONG_{name.upper()}: tl.constexpr" for name in self.names]
         return in_lines(", ".join([*names, *flags, "COLUMNS: tl.constexpr"]), "def copy(", "):")
-
-
-def _texts(*names: str) -> str:
-    return "[" + ", ".join(f'"{name}"' for name in names) + "]"
 
 
 def generate_copy_rows(workload: Workload, machine: Machine, version: str = "") -> str:

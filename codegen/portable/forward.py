@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 
-from tilecast.codegen.gluon import in_lines
+from tilecast.codegen.gluon import in_lines, quoted
 from tilecast.codegen.host import WINDOW_STATEMENTS, Descriptor, Host, box_loops
 from tilecast.codegen.masks import keys_seen
 from tilecast.codegen.pieces import InPieces, Piece, pieces
@@ -143,7 +143,7 @@ class TritonKernel(InPieces):
     def unspecialized(self) -> str:
         """Sizes that the compiled code must not depend on."""
         window = ["window_left", "window_right"] if self.mask == "window" else []
-        return "[" + ", ".join(f'"{name}"' for name in ("heads_q", "group", "seqlen_q", "seqlen_k", *window)) + "]"
+        return quoted(("heads_q", "group", "seqlen_q", "seqlen_k", *window))
 
     @property
     def host(self) -> Host:

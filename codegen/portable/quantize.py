@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 
-from tilecast.codegen.gluon import in_lines
+from tilecast.codegen.gluon import in_lines, quoted
 from tilecast.codegen.portable import forward as triton_portable
 from tilecast.codegen.render import render
 from tilecast.model.kernel.header import header_text
@@ -39,7 +39,7 @@ class QuantizeKernel:
     @property
     def unspecialized(self) -> str:
         """Numbers that the compiled code must not depend on."""
-        return "[" + ", ".join(f'"{name}"' for name in (*_NUMBERS, "seed")) + "]"
+        return quoted((*_NUMBERS, "seed"))
 
     def signature(self, name: str) -> str:
         """The head of a kernel."""

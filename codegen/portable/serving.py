@@ -9,7 +9,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tilecast.codegen.gluon import in_lines
+from tilecast.codegen.gluon import in_lines, quoted
 from tilecast.codegen.masks import SEEN_OF_SEQUENCE
 from tilecast.codegen.pieces import InPieces, Piece, pieces
 from tilecast.model.kernel.header import dims_text
@@ -267,7 +267,7 @@ class ServingKernel(InPieces):
     @property
     def unspecialized(self) -> str:
         """Numbers that the compiled code must not depend on."""
-        return "[" + ", ".join(f'"{name}"' for name in _NUMBERS) + "]"
+        return quoted(_NUMBERS)
 
     @property
     def signature(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass, replace
 
-from tilecast.codegen.gluon import in_lines
+from tilecast.codegen.gluon import in_lines, quoted
 from tilecast.codegen.host import WINDOW_STATEMENTS, Host
 from tilecast.codegen.masks import keys_seen
 from tilecast.codegen.portable import forward as triton_portable
@@ -133,7 +133,7 @@ class ShortKernel:
     @property
     def join_unspecialized(self) -> str:
         """Its numbers that the compiled code must not depend on."""
-        return _listed(_JOIN_NUMBERS)
+        return quoted(_JOIN_NUMBERS)
 
     @property
     def at_once(self) -> int:
@@ -148,7 +148,7 @@ class ShortKernel:
     @property
     def unspecialized(self) -> str:
         """Numbers that the compiled code must not depend on."""
-        return _listed((*_STRIDES, *_SIZES, *self._none_or_numbers))
+        return quoted((*_STRIDES, *_SIZES, *self._none_or_numbers))
 
     @property
     def signature(self) -> str:
@@ -216,11 +216,6 @@ class ShortKernel:
             *joins,
         )
         return replace(host, statements=lines)
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    """Names as a list of strings."""
-    return "[" + ", ".join(f'"{name}"' for name in names) + "]"
 
 
 def _eighths(columns: str, most: int) -> str:

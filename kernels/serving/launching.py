@@ -75,8 +75,9 @@ class Launcher:
 
         lists: cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks, k_descale, v_descale; beside: `LEADS` where the
         next launch may begin before this one ends, plus `FOLLOWS` where this one may begin before the one before has ended, plus `FEWER`
-        where it takes sequences of fewer rows than its own as well.  Returns what the launch works in (where the next one may begin before it ends, that must not get the same memory), and what is to be
-        called when all launches of a step are made, to merge what this one leaves (None: nothing).
+        where it takes sequences of fewer rows than its own as well.  Returns what the launch works in (where the next one may begin
+        before it ends, that must not get the same memory), and what is to be called when all launches of a step are made, to merge what
+        this one leaves (None: nothing).
         """
         tensors = (q, k, v, out, lse, *lists)
         return self._made(

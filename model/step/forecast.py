@@ -106,9 +106,8 @@ def shipped_pair(batch: Batch, machine: Machine) -> tuple[StepVariant, ...]:
         return HOPPER_RUNS_E4M3.chosen(batch.heads, machine), HOPPER_SERVING_E4M3.chosen(batch.heads, machine)
     if hopper and (columns, columns_v) in _HOPPER_HEADS:
         batch = replace(batch, heads=replace(batch.heads, head_dim_qk=columns, head_dim_v=columns_v))
-        one = replace(batch.heads, seqlen_q=1, heads_q=batch.heads.heads_kv)
-        _, many = _pair(HOPPER_SERVING, HOPPER_PREFILL, batch, machine)
-        return HOPPER_RUNS.chosen(one, machine), chosen_few(batch.heads, machine), many
+        one, many = _pair(HOPPER_RUNS, HOPPER_PREFILL, batch, machine)
+        return one, chosen_few(batch.heads, machine), many
     return _pair(TRITON_SERVING, TRITON_SERVING, batch, machine)
 
 
